@@ -83,8 +83,7 @@ class Dataset:
             documents: `{id: text}` or `{id: {"title": ..., "text": ...}}`.
             queries: `{id: text}`.
             judgements: `{split: {query id: {document id: grade}}}`. A grade is a whole number; above 0 is relevant.
-                Training needs the split `train` and evaluates on `test`. Without a split `dev`, a tenth of `train` is
-                held out.
+                Training needs the split `train` and evaluates on `test`. Without `dev`, a tenth of `train` is held out.
             unanswerable: `{split: [query id]}` of the queries that no document answers.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
@@ -232,8 +231,7 @@ class Dataset:
             test_share: share of the questions in the split test, 0 to 1; by default 0.1, or more to have 50 questions,
                 but at most 0.3.
             dev_share: share of the questions in the split dev; the default is chosen in the same way.
-            test_questions: file of questions with the same columns. All of them are test; those of `questions` are
-                train and dev.
+            test_questions: file of questions with the same columns. They are all test; `questions` are train and dev.
 
         Raises:
             ConfigError: a number is out of range, or a package that reads such documents is not installed. Or the
@@ -317,7 +315,6 @@ def load_dataset(
 
 
 def _file_name(path: str | os.PathLike[str]) -> str:
-    """Return the name of a file with only those characters that a data set's name may have."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-") or "table"
 
 
@@ -351,7 +348,6 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
 
 
 def _from_files(kind: type[Dataset], files: Files, name: str, max_bad_rows: float) -> Dataset:
-    """Write files to the cache and load them as a data set."""
     if not NAME.fullmatch(name):
         raise DataError(f"{name!r} is no name of a data set", "name", "use letters, digits, '.', '_' and '-'")
     folder = files.write(name)

@@ -150,8 +150,8 @@ def evaluate(
         models: a list, or a dictionary whose keys are the names in tables; a fusion such as `"bm25+NAME"` can use such
             a name. Each is `"bm25"`, a name or path, a `Model`, a `Run`, a `SentenceTransformer`, a function, or a
             system such as `"bm25+minilm"`, `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`. A function
-            `encode(texts, side)`, whose `side` is `query` or `passage`, returns embeddings `[texts, width]`, which are
-            compared by dot product.
+            `encode(texts, side)`, whose `side` is `query` or `passage`, returns embeddings `[texts, width]` for dot
+            products.
         data: one data set or several.
         split: the judged split.
         metrics: the metrics to compute, such as `"ndcg@10,recall@100,auc"` or a list of such names.
@@ -170,8 +170,8 @@ def evaluate(
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
         dtype: types of quantized embeddings to evaluate too, such as `["int8", "binary"]`; texts are encoded only once.
         truncate_dim: truncated widths of the embeddings to evaluate too, such as `[64, 128]`.
-        rescore_multiplier: number of candidates that quantized embeddings find for each result, before rescoring; by
-            default 2.
+        rescore_multiplier: number of candidates that quantized embeddings find for each result to rescore; by default
+            2.
         precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
             and `bf16`.
         output: directory to write, which `tracker` records. Without it the files are temporary: they exist as long as

@@ -175,8 +175,7 @@ def load_model(
     Args:
         name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
             sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`. `openai:NAME` is
-            the model NAME of a service with OpenAI's `/v1/embeddings`. Its answers are cached, so that no text is sent
-            twice.
+            the model NAME of a service with OpenAI's `/v1/embeddings`. Answers are cached, so no text is sent twice.
         revision: commit or tag of a hub model.
         precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default `fp32` for a run that was
             trained with this setting, else the faster of `fp32` and `bf16`. A warning says if that is bf16.
@@ -198,8 +197,8 @@ def load_model(
         in_flight: largest number of parallel requests.
         requests_per_minute: largest number of requests in a minute.
         price_in: price of a million input tokens.
-        budget: largest total cost of the texts, in the currency of the price, including earlier calls for the same
-            texts.
+        budget: largest total cost of the texts in the currency of the price, including what earlier calls paid for
+            them.
         budget_tokens: largest total number of tokens of the texts.
 
     Raises:
@@ -244,7 +243,6 @@ def load_model(
 
 
 def _read_prompts(prompts: Mapping[str, str | Mapping[str, str]]) -> dict[str, str]:
-    """Return prompts by name. Raises `ConfigError` for a value that is not such a dictionary."""
     try:
         return read_prompts(prompts)
     except ValueError as error:
@@ -312,8 +310,7 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
         argument: name of the argument, for errors.
 
     Raises:
-        ConfigError: it is a single text, a collection without an order, or a mapping or table, or an element is not a
-            string.
+        ConfigError: it is a single text, an unordered collection, a mapping or a table, or an element is not a string.
     """
     from raytriever.data.hashed_ids import as_utf8
 

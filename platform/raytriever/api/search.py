@@ -58,8 +58,7 @@ class Index:
             queries: the questions, none of them blank.
             top_k: how many passages, at least 1.
             threshold: lowest score of a returned passage; it replaces the threshold in `calibration.json`. `"kept"`
-                takes the threshold of the target `kept` from there; `top_k=100` then returns all passages that it
-                keeps.
+                takes the threshold of the target `kept` from there; `top_k=100` then returns all kept passages.
 
         Returns:
             For each query its `Hits`: a list, best first. There are fewer than `top_k` if the index has fewer passages,

@@ -1,7 +1,6 @@
 """Conversion of tables in memory to files of a data set: one JSON object per row, written to the cache once.
 
-Rows keep their order and number. So the row number in an error, or of a quarantined row, is the row of the user's
-table.
+Rows keep their order and number. So the row number of an error or of a quarantined row is that of the user's table.
 """
 
 from __future__ import annotations
@@ -292,7 +291,6 @@ def _judgement_file(split: Any) -> str:
 
 
 def _split_name(value: Any, where: str) -> str:
-    """Check the name of a split and return it. It becomes a file name."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise DataError(f"{str(value)[:40]!r} is no name of a split", where, "use names such as train, dev and test")
     return value

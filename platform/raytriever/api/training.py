@@ -117,8 +117,7 @@ def mine_hard_negatives(
         range_max: rank before which the candidates end.
         max_score: candidates that score higher are removed.
         absolute_margin: how far below the lowest score of a positive a candidate must be.
-        relative_margin: the same as a share of the positive's score: 0.05 keeps candidates that score at most 95 % of
-            it.
+        relative_margin: the same as a share of the positive's score: 0.05 keeps candidates with at most 95 % of it.
         sampling_strategy: which of the remaining candidates are kept: `top` or `random`.
         drop_answers: whether candidates that hold an answer of the query are removed.
         judge: directory or hub name of a cross-encoder whose scores the margins use.

@@ -40,8 +40,7 @@ class Parser(argparse.ArgumentParser):
     Args:
         prog: the command, without `raytriever`.
         common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
-        free_text: the name of an argument that holds a question. It is not checked for secrets, because it is never
-            stored.
+        free_text: the name of an argument that holds a question. It is not checked for secrets: nothing stores it.
     """
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
@@ -140,7 +139,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def _setting_before(words: Sequence[str], index: int, flags: Collection[str]) -> str | None:
-    """Return the setting whose flag precedes a word of the command line, or None."""
     return words[index - 1].lstrip("-").replace("-", "_") if index and words[index - 1] in flags else None
 
 
@@ -165,7 +163,6 @@ class _HelpAll(argparse.Action):
 
 
 def _invocation(action: argparse.Action) -> str:
-    """Return an argument as the usage line shows it."""
     value = str(action.metavar or action.dest)
     return f"{action.option_strings[0]} {value}" if action.option_strings else value + " ..." * (action.nargs == "+")
 

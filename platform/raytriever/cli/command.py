@@ -106,7 +106,6 @@ class Command:
             show(line)
 
     def _check_effects(self, arguments: argparse.Namespace, configs: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` for an explicit flag that has no effect next to the other settings."""
         settings = vars(arguments) | {
             name: getattr(configs[group.name], name) for group in self.settings for name in group.only
         }

@@ -37,8 +37,7 @@ def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
         words: flags of the command; by default the words of this process.
     """
     arguments = list(sys.argv[1:] if words is None else words)
-    # At exit Python collects garbage among all objects of torch and Ray several times, for a second or two. Freezing
-    # skips it.
+    # Freezing skips Python's last garbage collections, which take a second or two with the objects of torch and Ray.
     atexit.register(gc.freeze)
     open_missing_streams()
     try:
@@ -71,7 +70,6 @@ class _Work:
 
 
 def _show_overview(words: list[str]) -> None:
-    """Print the commands or the version; raises `ConfigError` for an unknown command."""
     if words[:1] == ["--version"]:
         show(__version__)
         return

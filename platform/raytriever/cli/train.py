@@ -106,12 +106,10 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 
 
 def _base(arguments: argparse.Namespace) -> Config:
-    """Return the settings before those of the file and the flags: the recipe, or the defaults."""
     return base_config(arguments.recipe, getattr(arguments, "dataset", None), bool(arguments.config))
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that the command line contains, by name."""
     return {name: value for name, value in vars(arguments).items() if name in SECTION_OF}
 
 

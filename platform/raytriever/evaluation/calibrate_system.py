@@ -149,7 +149,6 @@ def _finite(values: ndarray, right: ndarray) -> tuple[ndarray, ndarray]:
 
 
 def _later(questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
-    """Return the score, relevance and query of each pair at ranks 2 to 10."""
     scores = questions.scores[:, LATER]
     rows, columns = np.nonzero(np.isfinite(scores))
     return scores[rows, columns], questions.relevant[:, LATER][rows, columns], rows

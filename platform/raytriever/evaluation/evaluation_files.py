@@ -37,8 +37,7 @@ _RUN_QUERIES = 64  # queries whose lines of the run file are in memory at once
 
 
 class QueryMetrics(TypedDict):
-    """Entry of a model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each
-    query.
+    """Model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each query.
 
     `auc` are the pseudo-values of the pooled AUC, which its significance test uses.
     """
@@ -232,5 +231,4 @@ def _is_valid(name: str, entries: list[Any]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is null or a number that a float can represent."""
     return value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 63)

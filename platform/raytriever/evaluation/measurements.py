@@ -105,8 +105,7 @@ class DatasetMeasurement:
     def testable_values(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
         """Return the values of all queries, part by part, weighted so that their mean is the mean of the parts' means.
 
-        Significance tests use these values: each difference keeps its sign, and their mean is the difference in the
-        table.
+        Significance tests use these values: their differences have the right signs, and the mean that the table shows.
         """
         counts = [len(part.evaluations[model].queries) for part in self.parts]
         weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
@@ -134,7 +133,6 @@ class DatasetMeasurement:
         )
 
     def _notes(self, model: str) -> list[str]:
-        """Return sentences about what a model lacks for the data set, with the part if there are several."""
         labels = [f"{self.label(part)}: " if self.source.is_divided else "" for part in self.parts]
         notes = (part.evaluations[model].notes for part in self.parts)
         return [label + note for label, some in zip(labels, notes, strict=True) for note in some]

@@ -126,7 +126,6 @@ def notes_on(about: About) -> list[str]:
 
 
 def _analyzers(results: Results) -> list[str]:
-    """Return a line about each analyzer of BM25, with the part of the data set if there are several."""
     lines = {part: analyzer_line(row) for about in results.about.values() for part, row in about.bm25.items()}
     distinct = list(dict.fromkeys(lines.values()))
     return distinct if len(distinct) < 2 else [f"{part}: {line}" for part, line in lines.items()]
@@ -324,7 +323,6 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
 
 
 def _plain(table: ReportTable, note: str = "") -> ReportSection:
-    """Return a section that consists of one table. `note` is printed below it in `table.md` and on the terminal."""
     cells = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
     text = f"\n{text_table([table.columns, *cells], left=0)}\n{note}"
     return ReportSection(text=text, markdown=f"\n{table.title}\n\n{table.as_markdown()}{note}", tables=[table])

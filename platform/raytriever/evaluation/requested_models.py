@@ -3,8 +3,8 @@
 A data set may mark questions that its corpus does not answer (kind `given`). `--unanswerable removed PATH` adds more:
 
 - `removed`: half of the questions (a fifth with `removed=0.2`) lose their answers: their relevant documents, and the
-  copies of these, are not searched. This needs no new text, so every threshold is also tested on all questions without
-  their answers.
+  copies of these, are not searched. This needs no new text, so every threshold is tested on all questions in this way
+  too.
 - `foreign`: the questions of another data set, which no document of this corpus answers. A question is left out if this
   data set has it too, or if this corpus contains one of its relevant passages.
 """
@@ -368,10 +368,8 @@ def add_foreign_questions(
 def foreign_questions(
     path: str, split: str, max_bad_rows: float, dataset: RetrievalDataset, log: Callable[[str], None]
 ) -> list[str]:
-    """Return the questions of a split of another data set that this corpus does not answer.
-
-    A question is left out if this data set has its text too, or if this corpus contains one of its relevant passages.
-    """
+    """Return the questions of a split of another data set that this corpus does not answer, as the top of this file
+    says."""
     other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
     asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
     judged = other.judgements[split]

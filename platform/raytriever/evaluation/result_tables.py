@@ -77,8 +77,7 @@ class ReportTable:
         columns: titles of the columns; the first is above the names of the rows.
         note: explanation below the table of a page.
         group: heading of a group of tables of which a page shows one at a time.
-        spans: in printed tables, titles above groups of columns (after the first column), with their numbers of
-            columns.
+        spans: in printed tables, titles above groups of columns after the first, with their numbers of columns.
     """
 
     title: str
@@ -90,8 +89,7 @@ class ReportTable:
 
     def as_text(self) -> str:
         """Return aligned lines with the names of the rows and the numbers with their marks."""
-        # Two names may differ only in control characters, which are removed here, so repeated names get a number. At
-        # least two blanks separate two titles.
+        # Names that differ only in control characters, which `one_line` removes, get a number and stay two rows.
         labels = unique_names([one_line(_cell(row[0]).text) for row in self.rows])
         titles = unique_names([one_line(title) for title in self.columns[1:]])
         cells = [[_cell(cell) for cell in row[1:]] for row in self.rows]
@@ -109,8 +107,8 @@ class ReportTable:
         """Return the table in Markdown, without its title and note."""
         columns = [markdown_cell(title) for title in self.columns]
         if self.spans:
-            # Markdown allows only one line of titles. If there are several groups, each title gets its group's name to
-            # be unique.
+            # Markdown allows only one line of titles. With several groups, each title gets its group's name to be
+            # unique.
             several = len(self.spans) > 1
             over = [group if several or column == 0 else "" for group, width in self.spans for column in range(width)]
             named = zip(over, columns[1:], strict=True)
@@ -288,8 +286,7 @@ class MetricTables:
         return arrange(columns, list(self.models), "Model", caption, metric_title)
 
     def on_page(self) -> list[ReportTable]:
-        """Return one table for each metric (models by data sets, with the mean), one of all metrics and one of all
-        tests.
+        """Return a table for each metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
         For one data set the table of all metrics is enough: the tables per metric are left out.
         """

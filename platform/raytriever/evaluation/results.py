@@ -148,8 +148,7 @@ class ThresholdRow:
         confidence: the measure to which the threshold applies, such as `score` or `entropy`.
         chosen_on, checked_on: splits; they are equal if the same few queries chose and tested the threshold.
         threshold: None if the target is out of reach.
-        chosen: value that the threshold achieved where it was chosen; if the target is out of reach, the best value
-            there.
+        chosen: value that the threshold achieved where it was chosen, or the best value if the target is out of reach.
         shares: shares of the tested queries. A target for answers has `coverage` (queries shown an answer, of those
             with one), `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of
             all queries). A target for pairs has `pair_precision` and `pair_recall`. Empty for `kept`, and if the target

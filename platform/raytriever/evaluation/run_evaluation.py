@@ -265,7 +265,6 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
 
 
 def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
-    """Return the statistics of BM25's analyzer for each part of a data set, if BM25 is evaluated."""
     asked = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
     measured = parts if asked else []
     return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}

@@ -1,1 +1,1 @@
-"""Experiments: runs, sweeps and studies from settings to report; recipes, exports and an operator's commands."""
+"""Experiments: runs, sweeps and studies, from settings to report; recipes, exports and commands for operators."""

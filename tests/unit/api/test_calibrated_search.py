@@ -169,7 +169,10 @@ def test_an_export_keeps_the_calibration_only_of_the_same_model(
     assert "## Answers" in card
     assert f"| answered 0.5 | {first.score:.4f} | {first.answered.part} of 60 = " in card
     assert run("export", ["--model", model, "--output", "changed", "--query-prompt", "q: "]) == 0
-    assert "is of other weights, prompts or lengths than this model has, and is not exported" in capsys.readouterr().err
+    assert (
+        "belongs to other weights, prompts or lengths than this model has, so it is not exported"
+        in capsys.readouterr().err
+    )
     assert not Path("changed", FILE).exists()
     assert "## Answers" not in Path("changed/README.md").read_text()
     # Without a file of its own the model gets that of the evaluation.

@@ -57,8 +57,7 @@ class OpenedJob:
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries and store the results in `work.annotations`. Return the number of retries by kind of
-    failure.
+    """Annotate all queries and store the results in `work.annotations`. Return the number of retries by failure.
 
     Raise `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail.
     """
@@ -144,8 +143,7 @@ class AnnotationResult:
     """Result of a job.
 
     `meta` is the metadata of the manifest, `human` is True if people judged any document of the split relevant, and
-    `retried` counts repeated requests by kind of failure.
-    """
+    `retried` counts repeated requests by kind of failure."""
 
     meta: dict[str, Any]
     human: bool
@@ -179,8 +177,7 @@ def run_annotation(
         wait: Wait for another job that holds the answer log.
 
     Raises:
-        UserError: an input is invalid, or the service fails. The answers so far are kept, and the same command
-            continues from them.
+        UserError: an input is invalid, or the service fails. Answers are kept, and the same command continues.
     """
     if not dry_run:
         check_llm(service)

@@ -113,9 +113,7 @@ def write_beir(
 ) -> None:
     """Write a data set in BEIR layout.
 
-    `columns` are further columns of the judgements, and `unanswerable` the ids of queries that no document answers, by
-    split.
-    """
+    By split, `columns` are further columns of the judgements, and `unanswerable` the queries without an answer."""
     _write_rows(folder / "corpus.jsonl", documents)
     _write_rows(folder / "queries.jsonl", queries)
     (folder / "qrels").mkdir()

@@ -91,8 +91,7 @@ def find_candidates(
     """Return for each query the documents that any retriever ranks among its first `depth`, best first.
 
     Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` describe the encoder of `dense`.
-    `embeddings` is the path of its embeddings of the passages; None means that they come from the cache or are
-    computed.
+    `embeddings` is the path of its embeddings of the passages; None means the cache, which may have to be filled.
     """
     # Read the runs first, so that an error in a file shows before any slow step.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}

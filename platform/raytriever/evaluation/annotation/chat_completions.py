@@ -71,8 +71,7 @@ class ChatDialect:
     def adapt(self, sent: int, message: str) -> bool:
         """Drop the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request. Parallel requests may fail for the same reason, which counts
-        once.
+        `sent` is the `version` of the rejected request, because parallel requests may fail for the same reason.
         """
         if sent != self.version:
             return True

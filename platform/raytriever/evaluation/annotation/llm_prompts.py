@@ -69,8 +69,7 @@ class AnnotationPrompts:
 def load_prompts(folder: str) -> AnnotationPrompts:
     """Load the built-in prompts, replaced by those in `folder` unless it is empty.
 
-    Raise `ConfigError` if the folder does not exist, has no prompt, or has an invalid prompt.
-    """
+    Raise `ConfigError` if the folder does not exist, has no prompt, or has an invalid prompt."""
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
     if folder:
         texts |= _read_folder(expanded(folder))
@@ -144,8 +143,7 @@ def build_schema(stage: str, count: int) -> dict[str, Any]:
 
 def read_numbers(stage: str, content: str, count: int) -> list[int]:
     """Read the numbers of passages in an answer. Return indices from 0, each once, in the order of the answer. Raise
-    `MalformedAnswer` if the answer has no list, or an element is not the number of a passage in the prompt.
-    """
+    `MalformedAnswer` if the answer has no list, or an element is not the number of a passage in the prompt."""
     values = _field(stage, content)
     if not isinstance(values, list):
         raise MalformedAnswer(f'"{FIELDS[stage]}" is no list')

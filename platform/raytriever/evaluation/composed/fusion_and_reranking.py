@@ -191,8 +191,7 @@ class FusedSystem(ListingSystem):
     def choose_weight(self, split: str, protocol: Protocol, judged: JudgedQueries) -> float:
         """Set and return the weight: the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split.
 
-        Among equal values the one nearest to 0.5 wins.
-        """
+        Among equal values the one nearest to 0.5 wins."""
         measured = replace(protocol, metrics=(WEIGHT_METRIC,))
         judged = replace(judged, unanswerable={})
         values = {}
@@ -228,7 +227,6 @@ class FusedSystem(ListingSystem):
         return scores, documents
 
     def _values(self, scores: ndarray, documents: ndarray) -> Float64[ndarray, "queries depth"]:
-        """Return the term that a system adds to the score of each of its documents."""
         listed = documents >= 0
         if self.weight is None:
             return np.where(listed, 1 / (RRF_CONSTANT + np.arange(1.0, documents.shape[1] + 1)), 0)

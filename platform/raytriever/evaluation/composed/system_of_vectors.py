@@ -24,15 +24,14 @@ COSINE, DOT = "cosine", "dot"
 class VectorSystem:
     """`PreparedSystem` that searches a data set with the vectors of a folder.
 
-    A passage without a vector is in no result, and a query without a vector has no results. Vectors of other texts are
+    A passage without a vector is in no result, and a query without one has no results. Vectors of other texts are
     ignored.
 
     Args:
         similarity: `cosine` or `dot`; None for `cosine` if all vectors have unit length, else `dot`.
 
     Raises:
-        DataError: the folder lacks queries or passages, the widths differ, a component is not finite, or no id is in
-            the data set.
+        DataError: the folder lacks a side, the widths differ, a component is not finite, or no id is in the data set.
     """
 
     def __init__(self, dataset: RetrievalDataset, folder: str, similarity: str | None = None) -> None:

@@ -48,8 +48,7 @@ class MtebEncoder:
         """Description of the model for MTEB. Its name and revision are the folders of the results.
 
         The revision of a hub model is its commit. That of a local one is a digest of its weights and of how it reads
-        texts. Settings that the user changed, and bf16, are `experiment_kwargs`; MTEB puts their results into a
-        subfolder.
+        texts. Settings that the user changed, and bf16, are `experiment_kwargs`, which MTEB makes a subfolder.
         """
         require_mteb("mteb_model_meta")
         from mteb.models.model_meta import ModelMeta, ScoringFunction

@@ -212,8 +212,7 @@ class _ModelRun:
     def evaluate(self, task: Any) -> dict[str, float]:
         """Return the result of a task: the stored one, or a new one after storing it.
 
-        Raise `DataError` and write the traceback to a file if the data cannot be loaded or read, or if MTEB's code
-        fails.
+        If the data cannot be loaded or read, or MTEB's code fails, raise `DataError` and write the traceback to a file.
         """
         from mteb.abstasks import AbsTaskRetrieval
         from mteb.abstasks.aggregated_task import AbsTaskAggregate
@@ -308,7 +307,6 @@ class _ModelRun:
 
 
 def _metrics(result: Any, figures: Mapping[str, Results]) -> dict[str, float]:
-    """Return MTEB's main score, and the means of our metrics over the splits and subsets of a task."""
     rows = [metrics for content in figures.values() for sets in content.models.values() for metrics in sets.values()]
     values = {
         name: [value for row in rows if (value := row.get(name)) is not None]

@@ -3,8 +3,7 @@
 MTEB passes a corpus to `index`, then queries to `search`, and computes its metrics from the results. The corpus is
 written to the cache once, in BEIR layout, and prepared there, so that actors on any node can read it like any data set.
 It is encoded by the encoder pool of the evaluation and searched exactly, once. Our results use the same ranking: the
-metrics of `--metrics` with the pooled AUC, thresholds, and results per query. They are in a directory next to MTEB's
-result.
+metrics of `--metrics` with the pooled AUC, thresholds, and results per query. Their directory is next to MTEB's result.
 """
 
 from __future__ import annotations
@@ -323,7 +322,6 @@ class RankedQueries:
 
     @cached_property
     def _reranked(self) -> tuple[ndarray, ndarray]:
-        """Return the scores and documents of the candidates of each query, best first, padded with -1."""
         assert self.candidates is not None
         counts = np.array([len(one) for one in self.candidates])
         owner, documents = np.repeat(np.arange(len(counts)), counts), np.concatenate(self.candidates)

@@ -44,7 +44,7 @@ from raytriever.retrieval.search.calibration_file import Calibration, encoder_di
 # Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
 TOLERANCE = 1e-5
 BATCHES = 6
-# Largest number of tokens of a compared text; attention to 32,768 tokens would need the memory of a server.
+# Largest number of tokens of a compared text; attention over 32,768 tokens would need the memory of a server.
 LONGEST = 1_024
 _REMEDY = "restore the run directory, or give only its model/ directory"
 
@@ -74,7 +74,7 @@ class Parity:
 
 
 def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Callable[[str], None]) -> list[Parity]:
-    """Write a model, its graphs and its model card into a new directory; return the comparison of each graph."""
+    """Write a model, its graphs and its model card into a new directory. Return the comparison of each graph."""
     for form in settings.format_names:
         check_packages(form)
     check_writable(output)
@@ -116,9 +116,9 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
 def _current_calibration(
     config: ModelConfig, evaluation: str | None, results: Results, report: Callable[[str], None]
 ) -> Calibration | None:
-    """Return the calibration to export: that of the evaluation, or else that of the model directory.
+    """Return the calibration to export: the one of the evaluation, else the one of the model directory.
 
-    It must belong to the model's weights and settings; a line says if it does not.
+    If it does not belong to the model's weights and settings, a line says so, and it is not exported.
     """
     files = [resolve_model(config.model, config.revision) / CALIBRATION]
     if evaluation and len(results.about) == 1:
@@ -130,7 +130,7 @@ def _current_calibration(
             continue
         if calibration.digest in [encoder_digest(config, calibration.dataset, int8=int8) for int8 in (False, True)]:
             return calibration
-        report(f"{file}: is of other weights, prompts or lengths than this model has, and is not exported")
+        report(f"{file}: belongs to other weights, prompts or lengths than this model has, so it is not exported")
     return None
 
 
@@ -205,7 +205,7 @@ def _run_facts(model: str) -> dict[str, Any]:
 
 def _read_results(folder: Path, model: str) -> Results:
     results = Results.read(folder)
-    path = Path(model)  # a run directory and its `model/` are the same model
+    path = Path(model)  # a run directory and its `model/` mean the same model
     same = {path, path / "model", *([path.parent] if path.name == "model" else [])}
     names = [name for name, system in results.systems.items() if Path(copy_of(system["model"])) in same]
     if not names:
@@ -217,7 +217,7 @@ def _read_results(folder: Path, model: str) -> Results:
 
 
 def push_to_hub(folder: Path, name: str) -> str:
-    """Upload a directory as one commit to OWNER/NAME, made private if it does not exist; return its address."""
+    """Upload a directory as one commit to OWNER/NAME, which is created as private if missing. Return its address."""
     from huggingface_hub import HfApi
 
     api = HfApi()

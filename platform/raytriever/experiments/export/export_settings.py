@@ -1,4 +1,4 @@
-"""Settings of an export. This module imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of an export. This module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORMATS = ("onnx", "openvino")
 
 
 def read_formats(text: str) -> str:
-    """Return the formats of a comma-separated list without repetitions."""
+    """Check a comma-separated list of formats and return it without repetitions."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in FORMATS:
@@ -21,14 +21,14 @@ def read_formats(text: str) -> str:
 
 
 def read_licence(text: str) -> str:
-    """Return the identifier of a licence."""
+    """Check the identifier of a license and return it."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}", text):
         raise ValueError("give an SPDX identifier such as apache-2.0")
     return text
 
 
 def read_repository(text: str) -> str:
-    """Return the name of a repository on the hub."""
+    """Check the name of a repository on the hub and return it."""
     if len(text) > 96 or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
         raise ValueError("give the name of a repository as OWNER/NAME")
     return text
@@ -36,7 +36,7 @@ def read_repository(text: str) -> str:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Formats of an export, facts for its model card, and the repository for the upload."""
+    """Settings of an export: formats, facts for the model card, and the repository for the upload."""
 
     formats: str | None = option(None, "formats to write next to the weights", reads=read_formats, form="onnx,openvino")
     evaluation: str | None = option(

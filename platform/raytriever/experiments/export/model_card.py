@@ -1,7 +1,8 @@
 """Model card (Mitchell et al., 2019): description, training data, results and limits of a model.
 
-The card is a README with the metadata that the hub reads. Its facts come only from files: `config.yaml` of a run, and
-`results.json` of its evaluation and of another. A figure that was not measured does not appear.
+The card is a README with the metadata that the hub reads. Its facts come only from files: `config.yaml` of a run,
+`results.json` of its own evaluation, and `results.json` of another evaluation. A number that was not measured does not
+appear.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ class CardFacts:
     """Facts for a model card.
 
     Args:
-        licence: an SPDX identifier of the hub, or None.
+        licence: SPDX identifier of the license on the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
-        trained: results at the end of that run; empty if there are none.
-        results: those of this model alone in an evaluation; may be empty.
-        calibration: what the scores mean for one corpus; None if it is unknown.
+        trained: results of the evaluation at the end of that run; empty if there are none.
+        results: results of this model in another evaluation; may be empty.
+        calibration: meaning of the scores for one corpus; None if it is unknown.
     """
 
     name: str
@@ -73,7 +74,7 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    """Return the text of a model's `README.md`. The metadata for the hub come first."""
+    """Return the text of a model's `README.md`. It begins with the metadata for the hub."""
     from huggingface_hub import ModelCardData
 
     description, is_cosine = facts.description, facts.description.similarity == "cosine"
@@ -92,7 +93,7 @@ def model_card(facts: CardFacts) -> str:
         f"# {facts.name}\n\n{_description(facts)}\n",
         READ.format(
             name=facts.name,
-            # sentence-transformers cuts embeddings after normalization, so their norm is below one.
+            # sentence-transformers truncates embeddings after normalization, so it must normalize them again.
             length=", normalize_embeddings=True" if description.truncate_dim and is_cosine else "",
         ),
         USE.format(similarity=description.similarity.replace("dot", "dot product"), length=description.passage_length),
@@ -146,7 +147,9 @@ def _training(facts: CardFacts) -> list[str]:
     data = facts.config.get("data", {}).get("dataset", "unknown")
     loss = LossConfig(facts.config.get("loss", {}).get("loss", LossConfig.loss)).title
     text = yaml.safe_dump(dict(facts.config), sort_keys=False, allow_unicode=True)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # no text of the settings ends it
+    fence = "`" * max(
+        3, 1 + max(map(len, re.findall("`+", text)), default=0)
+    )  # longer than any fence in the settings, which cannot end it then
     return [
         f"## Training\nTrained by raytriever on `{data}` with the loss `{loss}`. All settings:\n\n"
         f"<details><summary>config.yaml</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"

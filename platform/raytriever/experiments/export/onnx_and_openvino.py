@@ -1,10 +1,10 @@
 """Export of a tower as a graph for other runtimes: ONNX and OpenVINO.
 
 The inputs are `input_ids` and `attention_mask`, int64 `[texts, tokens]`; both sizes are dynamic. The outputs are
-float32. The ONNX and OpenVINO backends of sentence-transformers pool `last_hidden_state`,
-`[texts, tokens, hidden]`, themselves. `sentence_embedding`, `[texts, width]`, is pooled, cut and normalized as in the
-tower. The files have the names that these backends expect. The exporter uses `torch.export`: the older one, by
-tracing, gives wrong embeddings at lengths that its example did not have.
+float32. The ONNX and OpenVINO backends of sentence-transformers pool `last_hidden_state` `[texts, tokens, hidden]`
+themselves. `sentence_embedding` `[texts, width]` is already pooled, truncated and normalized as in the tower. The files
+have the names that these backends expect. The exporter uses `torch.export`, because the older, tracing exporter gives
+wrong embeddings for lengths other than its example's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("onnx", "onnxscript", "openvino"),
 }
 _OPSET = 18
-_BYTES = 1_800_000_000  # an ONNX file of 2 GB or more keeps its weights in a second file
+_BYTES = 1_800_000_000  # larger weights go into a second file, because an ONNX file must stay below 2 GB
 
 
 class _Graph(nn.Module):
@@ -59,7 +59,7 @@ def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path)
     """Write a tower in one format.
 
     Args:
-        tower: float32, on the CPU, in evaluation mode.
+        tower: tower in float32, on the CPU, in evaluation mode.
         example: a batch of at least two texts and two tokens; the graph accepts other sizes too.
         form: `onnx` or `openvino`.
         directory: directory of the tower; the file is written to `FILES[form]` in it.
@@ -97,7 +97,7 @@ def _write_onnx(tower: Encoder, example: TokenBatch, path: Path) -> None:
 
 
 def open_graph(path: Path, form: str) -> Callable[[TokenBatch], Float32[ndarray, "texts width"]]:
-    """Return a function that embeds one padded batch by an exported graph, on the CPU in float32."""
+    """Return a function that embeds one padded batch with an exported graph, on the CPU in float32."""
     if form == "onnx":
         import onnxruntime
 
@@ -112,7 +112,7 @@ def open_graph(path: Path, form: str) -> Callable[[TokenBatch], Float32[ndarray,
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the messages of the exporter and its libraries, which are for their developers."""
+    """Suppress messages of the exporter and its libraries: they are meant for their developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

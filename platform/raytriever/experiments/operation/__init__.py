@@ -1,1 +1,1 @@
-"""Commands of an operator: list and clean runs, prune the cache, check the machine."""
+"""Commands for operators: list and clean runs, prune the cache, check the machine."""

@@ -1,4 +1,4 @@
-"""Inventory of the cache: size and last use of each entry, and the removal of the least recently used.
+"""Inventory of the cache: size and last use of each entry, and the choice of entries to remove.
 
 The answers of language models cost money and are never pruned. Every other entry can be created again, and is pruned
 unless a process writes it or has it open. An entry is a folder or a file directly below the cache, or directly below
@@ -48,7 +48,7 @@ class CacheEntry:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """Return all entries of the cache, the least recently used first; raises `StorageError` if it is unreadable."""
+    """Return all entries of the cache, the least recently used first. Raises `StorageError` if it is unreadable."""
     root = cache_folder()
     entries: list[CacheEntry | None] = []
     for path in _children(root):
@@ -60,8 +60,8 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: float = -inf) -> list[CacheEntry]:
-    """Return the entries that are pruned: those last used before a time, in seconds since 1970, and the least recently
-    used ones until at most `limit` bytes are left.
+    """Return the entries to prune: those last used before a time (in seconds since 1970), then the least recently used
+    ones until at most `limit` bytes are left.
     """
     entries = list(entries)
     total, chosen = sum(entry.size for entry in entries), []
@@ -73,7 +73,6 @@ def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: 
 
 
 def _children(folder: Path) -> list[Path]:
-    """Return the content of a folder without lock files; an empty list if there is no such folder."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if not path.name.endswith(LOCK))
@@ -92,10 +91,10 @@ def format_time(seconds: float | None) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder; links are not followed.
+    """Return the bytes of a file, or of all files below a folder. Links are not followed.
 
-    Those of a folder in an object store are the bytes of its objects; its copy on this machine has only some of them.
-    A file that another process removes during the count is skipped.
+    For a folder in an object store, its objects are counted, because the copy on this machine has only some of them. A
+    file that another process removes during the count is skipped.
     """
     if address_of(path) and path.is_dir():
         return sum(size for size, _ in listing(path).values())
@@ -113,7 +112,6 @@ def last_use_time(path: Path) -> float:
 
 
 def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:
-    """Yield the status of a file, or of each file below a folder except files of one name."""
     if path.is_symlink() or not path.is_dir():
         paths: Iterator[Path] = iter([path])
     else:

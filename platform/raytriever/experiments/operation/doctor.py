@@ -1,7 +1,7 @@
 """Checks of this machine and its servers: devices, Ray, MLflow, disks and locks.
 
-Nothing heavy is imported, and a server gets one request. All checks run in parallel. A check that does not end within
-`SECONDS`, such as one of a disk whose server is down, is an error.
+Nothing heavy is imported, and each server gets one request. All checks run in parallel. A check that takes longer than
+`SECONDS`, for example because a disk's server is down, counts as an error.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 SECONDS, REQUEST_SECONDS = 12.0, 8.0  # time for all checks, and for one request
-MIN_FREE = 5 * 10**9  # bytes of a disk below which a check warns
+MIN_FREE = 5 * 10**9  # a disk with fewer free bytes gives a warning
 
 Finding = tuple[str, str]  # level and text
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
+    """One check of the machine.
 
     Args:
-        probe: yields a level (`ok`, `warning` or `error`) and a text for each thing that it examines.
+        probe: function that yields a level (`ok`, `warning` or `error`) and a text for each thing that it examines.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Check:
 
 
 def examine(seconds: float = SECONDS) -> list[Finding]:
-    """Return the level and the line of each finding, in the order of `CHECKS`; a check that is late is an error."""
+    """Return the level and the line of each finding, in the order of `CHECKS`. A check that is late is an error."""
     late = f"no answer within {seconds:g} s, because a disk or a server is down"
     findings: dict[Check, list[Finding]] = {check: [(ERROR, late)] for check in CHECKS}
 
@@ -152,7 +152,7 @@ def _mlflow() -> Iterator[Finding]:
         with urllib.request.urlopen(f"{bare}/health", timeout=REQUEST_SECONDS):
             yield OK, f"{name} answers"
     except urllib.error.HTTPError as error:
-        if error.code in (401, 403):  # the answer of MLflow to a request without a password
+        if error.code in (401, 403):  # MLflow's response to a request without a password
             yield OK, f"{name} answers and requires a password"
         else:
             yield ERROR, f"{name} answers with status {error.code}, so it is not an MLflow server"

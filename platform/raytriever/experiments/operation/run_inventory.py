@@ -1,7 +1,7 @@
 """Inventory of run directories: kind, state, progress and checkpoints of each.
 
-The inventory reads the files of a directory, never a registry, so it lists runs that were moved or copied, too. A
-directory without the files that a command writes first is not a run. It is neither listed nor cleaned.
+The inventory reads the files of a directory instead of a registry, so it also lists runs that were moved or copied.
+Every command writes certain files first; a directory without them is not a run, and is neither listed nor cleaned.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", 
 TRAINING, SWEEP = "training", "sweep"
 CHECKPOINTS, MODEL, STEPS, IDENTITY = "checkpoints", "model", "steps.jsonl", "run.json"
 _TRIALS, _RESULTS, _STUDY, _PLAN = "trials.json", "results.json", "study.json", "plan.json"
-_TABLE, _BEST = "table.md", "best"  # of a sweep; the table is written last
-_TAIL = 1 << 16  # bytes of `steps.jsonl` that are read from its end
+_TABLE, _BEST = "table.md", "best"  # files of a sweep, which writes the table last
+_TAIL = 1 << 16  # bytes to read from the end of `steps.jsonl`
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class RunEntry:
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
-    """Return the entries of folders: the folder itself if it is an entry, else the entries directly below it."""
+    """Return the runs in folders: the folder itself if it is a run, else the runs directly below it."""
     entries: list[RunEntry] = []
     for folder in folders:
-        pull(folder)  # without large files such as checkpoints
+        pull(folder)  # leaves out large files such as checkpoints
         if not folder.is_dir():
             raise ConfigError("no such folder", str(folder), "give a run directory, or a folder of run directories")
         entry = read_run(folder)
@@ -84,7 +84,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
 
 
 def read_run(folder: Path) -> RunEntry | None:
-    """Return the entry of a directory; None if no command wrote it."""
+    """Return the run in a directory; None if no command wrote it."""
     owner = owner_of(folder)
     try:
         entry = _read(folder)
@@ -101,12 +101,12 @@ def read_run(folder: Path) -> RunEntry | None:
 
 
 def cleanable_runs(runs: Iterable[RunEntry], states: Collection[str]) -> list[RunEntry]:
-    """Return the runs and sweeps with checkpoints and one of the states; never one that is running or damaged."""
+    """Return the runs and sweeps that have checkpoints and one of the states. Running and damaged ones are left out."""
     return [run for run in runs if run.state in states and run.checkpoints]
 
 
 def describe_loss(run: RunEntry) -> str:
-    """Return a description of the loss if the checkpoints of a run are removed."""
+    """Describe the work that is lost if the checkpoints of a run are removed."""
     count, last = len(run.checkpoints), run.checkpoints[-1].step
     checkpoints = f"{count} checkpoint{'s' * (count > 1)}"
     if run.kind == SWEEP:
@@ -120,10 +120,10 @@ def describe_loss(run: RunEntry) -> str:
 
 
 def remove_checkpoints(run: RunEntry) -> int:
-    """Remove the checkpoints of a run that no process writes, and return the number of freed bytes."""
+    """Remove the checkpoints of a run that no process is writing. Return the number of freed bytes."""
     freed = 0
     with one_writer(run.path, remedy="wait for it"):
-        now = _read(run.path)  # read again: it may have been resumed between the listing and the lock
+        now = _read(run.path)  # read it again, because it may have been resumed between the listing and the lock
         if now is None or now.state != run.state:
             raise StorageError("the run has changed since it was listed", str(run.path), "list the runs again")
         for folder in _checkpoint_folders(run.path):
@@ -154,7 +154,7 @@ def _read(folder: Path) -> RunEntry | None:
 
 
 def _kind(folder: Path) -> str | None:
-    """Return the kind of a directory, by the files that a command writes first; None if no command wrote it."""
+    """Return the kind of a directory, judged by the files that a command writes first; None if no command wrote it."""
     if (folder / _TRIALS).is_file():
         return SWEEP
     if (folder / _STUDY).is_file():
@@ -173,7 +173,7 @@ def _kind(folder: Path) -> str | None:
 
 
 def _sections(file: Path) -> Collection[str]:
-    """Return the sections of a run's `config.yaml`; none of a file of another program, which may have this name."""
+    """Return the sections of a run's `config.yaml`. It is empty if the file belongs to another program."""
     try:
         content = _yaml(file)
     except StorageError:
@@ -183,7 +183,7 @@ def _sections(file: Path) -> Collection[str]:
 
 
 def _sweep(folder: Path) -> RunEntry:
-    log = _json(folder / _TRIALS) if (folder / _TRIALS).is_file() else {}  # written with the first trial
+    log = _json(folder / _TRIALS) if (folder / _TRIALS).is_file() else {}  # the file is written with the first trial
     trials = [trial for trial in log.get("trials", []) if isinstance(trial, dict)]
     statuses = [trial.get("status") for trial in trials]
     ended, failed, planned = len(trials) - statuses.count(RUNNING), statuses.count("failed"), log.get("planned")
@@ -211,7 +211,7 @@ def _training(folder: Path) -> RunEntry:
     checkpoints = _checkpoints(folder)
     finished = (folder / METRICS).is_file()
     if finished:
-        _json(folder / METRICS)  # raises the error of a damaged run
+        _json(folder / METRICS)  # this raises the error of a damaged run
     total = _total_steps(config, checkpoints)
     part = f"{folders[-1].relative_to(folder)}, " if len(folders) > 1 else ""
     progress = f"{part}step {step:,} of {total:,}" if total else f"{part}step {step:,}"
@@ -227,7 +227,6 @@ def _training(folder: Path) -> RunEntry:
 
 
 def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -> int | None:
-    """Return the steps of the whole training from its settings or its newest checkpoint; None if unknown."""
     training = config.get("training")
     if isinstance(training, Mapping) and isinstance(training.get("max_steps"), int):
         return int(training["max_steps"])
@@ -239,7 +238,6 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
 
 
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints of a run, of its trainings or of its trials."""
     return tuple(
         Checkpoint(path, int(path.name[5:]), size_of(path))
         for one in _checkpoint_folders(folder)
@@ -256,7 +254,7 @@ def _checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def _last_steps(file: Path) -> list[int]:
-    """Return the steps of the last lines of a `steps.jsonl`, without a line that a killed process left incomplete."""
+    """Return the steps in the last lines of a `steps.jsonl`. Skip a line that a killed process left incomplete."""
     if not file.is_file():
         return []
     with disk_errors(file), open(file, "rb") as stream:
@@ -283,5 +281,4 @@ def _yaml(file: Path) -> dict[str, Any]:
 
 
 def _progress(entry: RunEntry) -> str:
-    """Return the progress of a running training or sweep, as the end of its line."""
     return f", {entry.detail.removeprefix('at ')}" if entry.kind in (TRAINING, SWEEP) and entry.detail else ""

@@ -38,8 +38,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
-    """Return the lowest layer of settings: a recipe, the quickstart for the embedded data set unless there is a
-    configuration file, or the defaults.
+    """Return the base configuration, which other settings override. It is the named recipe; else the recipe `pydocs`,
+    if the data set is `pydocs` and there is no configuration file; else the defaults.
     """
     if recipe:
         if recipe not in RECIPES:

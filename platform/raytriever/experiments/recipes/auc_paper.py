@@ -5,8 +5,9 @@ when the evaluation loss no longer falls, and the mean MW loss. InfoNCE ("CL") i
 batch has 16, 32 or 64 queries, depending on the size of the encoder; here it is the global batch.
 
 The paper does not give the other settings, so these are ours: AdamW with its usual weight decay, the dropout of the
-encoders (0.1), lengths of 64 and 256 tokens, mean pooling, cosine similarity, a validation on the loss of about 1,024
-dev queries every 500 steps, and an end after 5 validations without an improvement. BM25 finds the hard negatives.
+encoders (0.1), lengths of 64 and 256 tokens, mean pooling and cosine similarity. Every 500 steps the loss of about
+1,024 dev queries is computed, and training ends after 5 validations without an improvement. BM25 finds the hard
+negatives.
 """
 
 from __future__ import annotations

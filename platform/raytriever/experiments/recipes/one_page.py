@@ -1,8 +1,7 @@
-"""Training on one page: data, model, loss, gradient caching, loop. Read this first; its steps are those of `train`.
+"""Training on one page: data, model, loss, gradient caching, loop. Read this first: `train` does the same steps.
 
-Run: `python -m raytriever.experiments.recipes.one_page DATASET [MODEL]`. `training/loop.py` does the same, and adds
-what a long run
-needs: several workers, dropout, validation, checkpoints and metrics. `losses/mw` never lists the pairs of scores.
+Run: `python -m raytriever.experiments.recipes.one_page DATASET [MODEL]`. `training/loop.py` adds what a long run needs:
+several workers, dropout, validation, checkpoints and metrics. `losses/mw` never lists the pairs of scores.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ def fit(
 
 
 def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> Tensor:
-    """Return the loss of a batch, and add its gradient to the parameters, in the memory of one chunk of texts.
+    """Return the loss of a batch and add its gradient to the parameters, in the memory of one chunk of texts.
 
-    Gradient caching (Gao et al., 2021, arXiv:2101.06983): encode without activations, differentiate the loss by the
-    embeddings, then encode each chunk again and propagate its gradient.
+    Gradient caching (Gao et al., 2021, arXiv:2101.06983): encode without storing activations, differentiate the loss
+    with respect to the embeddings, then encode each chunk again and backpropagate its gradient.
     """
     sides: list[tuple[Side, list[TokenBatch]]]
     sides = [("query", batch.queries.buckets), ("passage", batch.passages.buckets)]
@@ -89,17 +88,17 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
 
 
 def mann_whitney(queries: Tensor, passages: Tensor, relevance: RowRelevance, temperature: float) -> Tensor:
-    """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, of any two queries.
+    """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, across all queries.
 
     Args:
         queries, passages: embeddings `[texts, width]`.
-        relevance: columns of the positives of each query, and the pairs that are no negatives.
+        relevance: columns of each query's positives, and the pairs that must not count as negatives.
     """
-    # Gather the passages of all workers, here of one; each document is a candidate once.
+    # Gather the passages of all workers (here one). Each document is a candidate only once.
     candidates = relevance.keep(ALONE.all_gather(passages))
     # Product: the scores of all queries and candidates.
     scores = queries @ candidates.T / temperature
-    # Mask: no relevant document of a query is its negative.
+    # Mask: a relevant document of a query is never its negative.
     is_negative = torch.ones_like(scores, dtype=torch.bool)
     is_negative[relevance.excluded_rows, relevance.excluded_columns] = False
     positives = scores.gather(1, relevance.slots)[relevance.is_positive]

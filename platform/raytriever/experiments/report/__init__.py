@@ -1,1 +1,1 @@
-"""HTML pages, figures and comparisons of finished runs and evaluations."""
+"""HTML pages, plots and comparisons of finished runs and evaluations."""

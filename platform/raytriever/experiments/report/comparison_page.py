@@ -1,12 +1,12 @@
 """Page that compares finished runs: metrics, differing settings, curves, significance and queries.
 
-A training run is one row of the tables, under its own name. Its BM25 and its untrained encoder have rows of their own;
-runs whose metrics agree share them. A model of an evaluation keeps its name if no other run has a model of this name.
-Gains and tests compare with the first run: with its trained encoder, or with its first model. Runs that differ in the
-seed alone are several trainings of one setting, and compared so too.
+A training run is one row of the tables, under its own name. Its BM25 and its untrained encoder have their own rows,
+which runs with equal metrics share. A model of an evaluation keeps its name unless another run has a model with this
+name. Gains and tests compare with the first run: its trained encoder, or its first model. Runs that differ only in the
+seed are several trainings of one setting, and a further table compares these settings.
 
-The other tests of a comparison say whether these encoders differ on such queries. Another seed gives another encoder,
-so only several seeds say whether their settings differ.
+The other tests of a comparison show whether these particular encoders differ on such queries. Another seed gives
+another encoder, so only several seeds show whether the settings differ.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
 
 @activity("writing the page")
 def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
-    """Write the page that compares runs, whose names differ."""
+    """Write the page that compares runs. Their names must differ."""
     names = row_names(runs)
     labels, others = dataset_labels(runs)
     figures = _figures(runs, names, labels)
@@ -112,10 +112,10 @@ def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
 
 
 def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], str], list[str]]:
-    """Name the data set of each run for the tables.
+    """Choose the names of the data sets in the tables.
 
-    The name includes the split if runs were measured on several splits. It has a number if an earlier run has other
-    queries under the same name: these are two data sets. A run without stored queries counts as the first data set.
+    A name includes the split if runs were evaluated on several splits. It gets a number if an earlier run has other
+    queries under the same name, because these are two data sets. A run without stored queries counts as the first one.
 
     Returns:
         The names, by the index of the run and the name of the data set in its run; and one line per numbered name.
@@ -159,7 +159,6 @@ def _queries(
     labels: Mapping[tuple[int, str], str],
     baseline: str,
 ) -> dict[str, dict[str, Any]]:
-    """Merge the per-query values of all runs, by data set."""
     merged: dict[str, dict[str, Any]] = {}
     for index, run in enumerate(runs):
         for dataset, content in run.queries.items():
@@ -168,7 +167,9 @@ def _queries(
             order = [row[query] for query in whole["queries"]]
             for model, values in content["models"].items():
                 name = names.get((index, model))
-                if name is not None and "auc" not in whole["models"].get(name, {}):  # a shared row may have it
+                if name is not None and "auc" not in whole["models"].get(
+                    name, {}
+                ):  # another run that shares the row may have it
                     auc = values.get("auc")
                     whole["models"][name] = {
                         "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},
@@ -207,9 +208,9 @@ def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:
 def seed_tables(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], queries: Mapping[str, Mapping[str, Any]]
 ) -> list[ReportTable]:
-    """Return a table that compares settings over queries and seeds; none if no setting has runs of two seeds.
+    """Return a table that compares settings over queries and seeds, if any setting has runs with two seeds.
 
-    `names` are those of `comparison.row_names`.
+    `names` is the result of `row_names`.
     """
     trained = {
         f"{label} ({len(own)} seeds)" if len(own) > 1 else label: [names[index, "after"] for index in own]
@@ -217,7 +218,7 @@ def seed_tables(
     }
     if all(len(own) < 2 for own in trained.values()):
         return []
-    # Rows that all runs share are the encoder before training and BM25.
+    # Rows that all runs share are BM25 and the encoder before training.
     shared = [{name for (index, _), name in names.items() if index == one} for one in _trained(runs)]
     rows = trained | {name: [name] for name in sorted(set.intersection(*shared))}
     results = SeededResults(
@@ -244,7 +245,7 @@ def _trained(runs: Sequence[FinishedRun]) -> list[int]:
 
 
 def _settings_of_seeds(runs: Sequence[FinishedRun]) -> dict[str, list[int]]:
-    """Return the runs of each setting, one for each seed. A setting is named by what differs from the others."""
+    """Return the runs of each setting, one for each seed. The name of a setting says how it differs from the others."""
     groups: dict[tuple[tuple[str, str], ...], dict[str, int]] = {}
     for index in _trained(runs):
         settings = runs[index].settings

@@ -1,4 +1,4 @@
-"""Figures and page of an evaluation, made only from the files of its directory, and of a training run."""
+"""Plots and page of an evaluation or a training run, made only from the files of its directory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
 def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """Write `figures/*` and `report.html` into an evaluation's directory.
 
-    The directory has `results.json`, and optionally `per_query/` and `scores/`.
+    The directory must have `results.json`, and may have `per_query/` and `scores/`.
     """
     _write_report(folder, folder, title)
 
@@ -47,9 +47,9 @@ def write_training_report(
     config_yaml: str,
     notes: Sequence[str],
 ) -> None:
-    """Write `figures/*` (PNG and SVG) and `report.html` of a training run, whose evaluation directory is written.
+    """Write `figures/*` (PNG and SVG) and `report.html` of a training run. Its evaluation directory must exist.
 
-    The figures are those of the evaluation, and the curves of the training. `notes` are further lines above the tables.
+    The plots are those of the evaluation and the training curves. `notes` are further lines above the tables.
     """
     curves = {"loss": ("Loss", {"train": losses, "dev": dev_losses})}
     if measured := {metric_title(name): points for name, points in dev_metrics.items() if points}:
@@ -65,7 +65,7 @@ def _write_report(
     notes: Sequence[str] = (),
     settings: str = "",
 ) -> None:
-    """Write the page of an evaluation; `curves` are by step, with a caption, by the name of their file."""
+    """Write the page of an evaluation. `curves` maps the name of a file to a caption and curves by step."""
     results, figures = Results.read(evaluation), folder / FIGURES
     models, datasets = results.models, datasets_of(results.models)
     baselines = [name for name in results.baselines if name in models] or list(models)[:1]
@@ -85,7 +85,7 @@ def _write_report(
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
-    """Draw the gains over each baseline in AUC, MRR and nDCG, as in Figure 4; in all metrics if these are missing."""
+    """Draw the gains over each baseline in AUC, MRR and nDCG (Figure 4), or in all metrics if these are missing."""
     measured = metrics_of(models)
     metrics = [name for name in measured if name.split("_")[0] in GAIN_METRICS] or measured
     pictures = []
@@ -123,7 +123,7 @@ def score_pictures(evaluation: Path, figures: Path, dataset: str, models: Sequen
 def threshold_pictures(
     figures: Path, dataset: str, rows: Sequence[ThresholdRow], models: Sequence[str]
 ) -> list[Picture]:
-    """Draw the target value and the checked value of each threshold of one data set."""
+    """Draw the target and the tested value of each threshold of one data set."""
     checked = [row for row in rows if row.checked is not None and row.checked.whole]
     if not checked:
         return []
@@ -133,7 +133,7 @@ def threshold_pictures(
 
 
 def form_pictures(figures: Path, dataset: str, rows: Sequence[FormRow]) -> list[Picture]:
-    """Draw the first metric of the stored forms of one data set by their bytes."""
+    """Draw the first metric of the quantized and truncated variants of one data set by their bytes."""
     metric = next((name for row in rows for name in row.metrics), "")
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""Style of all figures, charts of models (gains, curves by step, thresholds, varied settings), and of pooled scores.
+"""Style of all plots, and the plots of models (gains, curves by step, thresholds, variants) and of pooled scores.
 
 Colors are safe for color-blind readers. Each figure is written as PNG for documents and the tracker, and as SVG for
-pages, where text stays text. Both depend only on the drawn data: they contain no date and no random ids.
+pages, where text stays text. Both depend only on the plotted data: they contain no date and no random ids.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.6,
-    "text.parse_math": False,  # a dollar in the name of a model is a dollar
+    "text.parse_math": False,  # keep a dollar sign in the name of a model as it is
     "svg.fonttype": "none",
     "svg.hashsalt": "raytriever",
 }
@@ -53,7 +53,7 @@ Styles = Mapping[str, Line]
 
 @contextmanager
 def picture(path: Path, width: float = WIDTH, height: float = HEIGHT) -> Iterator[Figure]:
-    """Yield an empty figure of `width` by `height` inches, then write it to `path` as PNG, and next to it as SVG."""
+    """Yield an empty figure of `width` by `height` inches. Then write it to `path` as PNG, and next to it as SVG."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # The font of matplotlib lacks some scripts. The PNG then shows boxes, the SVG keeps the text.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
@@ -73,12 +73,12 @@ def lines() -> Iterator[Line]:
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Line]:
-    """Return the line style of each system on a page, so that a system has one color in all of its figures."""
+    """Return the line style of each system on a page, so that a system has the same color in all plots."""
     return dict(zip(names, lines(), strict=False))
 
 
 def label(name: str, characters: int = 34) -> str:
-    """Return a name for a legend: a long one is cut in the middle. Matplotlib hides names that begin with `_`."""
+    """Return a name for a legend; a long one loses its middle. Matplotlib would hide a name that begins with `_`."""
     if len(name) > characters:
         half = (characters - 1) // 2
         name = f"{name[:half]}…{name[-half:]}"
@@ -108,8 +108,8 @@ def save_gains(
 ) -> None:
     """Draw the difference of each model from the baseline in one metric, as one bar per data set and model.
 
-    The figure follows Figure 4 of *Optimizing What Matters*, with horizontal bars: many data sets stay readable. A data
-    set without a value has no bar. Styles are those of `styles_of`.
+    The plot follows Figure 4 of *Optimizing What Matters*, but with horizontal bars, so that many data sets stay
+    readable. A data set without a value has no bar. `styles_of` gives the styles.
     """
     styles = styles or styles_of(gains)
     datasets = list(dict.fromkeys(name for model_gains in gains.values() for name in model_gains))
@@ -131,7 +131,7 @@ def save_gains(
 
 
 def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Styles | None = None) -> None:
-    """Draw a value by step, one curve per name, in the style of the name. A curve without points is left out."""
+    """Draw a value by step, with one curve per name. A curve without points is left out."""
     styles = styles or styles_of(curves)
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
@@ -148,9 +148,9 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Sty
 
 
 def save_thresholds(path: Path, rows: Sequence[ThresholdRow], styles: Styles) -> None:
-    """Draw each threshold: its target value as a line, and the value on the check split with its interval.
+    """Draw each threshold: its target as a line, and the value on the testing split with its interval.
 
-    The rows are of one data set, and each has a checked value.
+    The rows must belong to one data set, and each must have a tested value.
     """
     models = list(dict.fromkeys(row.model for row in rows))
     aims = list(dict.fromkeys((row.aim, row.wanted) for row in rows))
@@ -202,12 +202,12 @@ def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int,
         figure.legend(loc="outside lower center", ncols=2 if len(curves) > 1 else 4)
 
 
-PANEL = 3.4  # inches of width
+PANEL = 3.4  # width of a panel in inches
 
 
 ROC_POINTS = 150
 BINS = 40
-MIN_SCORES = 5  # a bin with fewer scores has no share
+MIN_SCORES = 5  # a bin with fewer scores is not drawn
 PANEL_HEIGHT = 1.7  # inches
 NEGATIVE, POSITIVE = COLORS[5], COLORS[0]
 
@@ -215,8 +215,8 @@ NEGATIVE, POSITIVE = COLORS[5], COLORS[0]
 def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:
     """Draw the share of positives against the share of negatives above every threshold, one curve per system.
 
-    Each curve has a simultaneous 95 % band: it contains the whole curve. A system with an empty pool has no curve.
-    Styles are those of `styles_of`.
+    The 95 % band is simultaneous: it covers the whole curve. A system with an empty pool has no curve. `styles_of`
+    gives the styles.
     """
     styles = styles or styles_of(systems)
     with picture(path, WIDTH, WIDTH) as figure:
@@ -282,7 +282,6 @@ def save_calibration(path: Path, systems: Mapping[str, ScoredPools]) -> None:
 def _panels(
     path: Path, systems: Mapping[str, ScoredPools], title: str, margin: float
 ) -> Iterator[list[tuple[Any, ScoredPools]]]:
-    """Yield a panel for each system with scores, below each other over one axis of scores."""
     filled = _without_empty_pools(systems)
     with picture(path, WIDTH, margin + PANEL_HEIGHT * max(1, len(filled))) as figure:
         panels = [(figure.add_subplot(len(filled), 1, row + 1), name) for row, name in enumerate(filled)]
@@ -295,7 +294,6 @@ def _panels(
 
 
 def _histograms(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray]:
-    """Return edges of bins of equal width over all finite scores, and the counts of both pools."""
     positives, negatives = (pool[np.isfinite(pool)] for pool in (pools.positives, pools.negatives))
     scores = np.concatenate([positives, negatives]).astype(np.float64)
     edges = np.histogram_bin_edges(scores, BINS)

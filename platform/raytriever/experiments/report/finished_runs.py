@@ -1,7 +1,7 @@
 """Finished runs: metrics, settings, curves and per-query results, read from a directory or from MLflow.
 
 An evaluation is read from its directory, and a training from `evaluation/` in its own. MLflow finds runs by id or by
-filter; the same files are artifacts there, and the tag of a run says what it is.
+filter. There, the same files are artifacts, and a tag tells the kind of a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raytriever.tracking.tracker import STAGE
 METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"
 CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
-MAX_RUNS = 20  # of one filter
+MAX_RUNS = 20  # largest number of runs of one filter
 
 Curve = list[tuple[int, float]]
 Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
@@ -34,7 +34,7 @@ Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set an
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Finished run of a comparison.
+    """Finished run in a comparison.
 
     Args:
         figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
@@ -70,7 +70,7 @@ def read_directory(folder: Path, name: str) -> FinishedRun:
 
 
 def _training(folder: Path, name: str) -> FinishedRun:
-    # In a curriculum, the file of the whole run has only the last values.
+    # In a curriculum, the file of the whole run has only the last values, so read the trainings.
     curves = {name: end_to_end(training_folders(folder), name) for name in CURVES}
     return replace(
         _evaluation(folder / EVALUATION, name), settings=_settings(folder / CONFIG), curves=curves, trained=True
@@ -96,7 +96,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 class MlflowRuns:
-    """Runs of the tracking server or database of `tracking_uri`."""
+    """Reader of runs in the tracking server or database that `tracking_uri` names."""
 
     def __init__(self) -> None:
         self._uri = tracking_uri()
@@ -113,7 +113,7 @@ class MlflowRuns:
             self._client = MlflowClient(tracking_uri=self._uri)
 
     def by_id(self, run_id: str) -> FinishedRun:
-        """Return the run of an id."""
+        """Return the run with an id."""
         with self._mlflow_errors(f"does not know the run {run_id!r}"):
             return self._read(self._client.get_run(run_id))
 

@@ -1,12 +1,12 @@
 """Single HTML file that opens offline, with tables, figures, queries and settings.
 
 The file contains its script and its style. Its content security policy blocks all requests. Names, queries and passages
-are untrusted: this module escapes them. The script reads its data as JSON and inserts them as text only. The style and
+are untrusted, so this module escapes them. The script reads its data as JSON and inserts it only as text. The style and
 the script are in `page/`.
 
-Its queries are the worst of each metric and model, and the largest differences of two models. A browser cannot open a
-page with all queries of a large data set. Each list contributes its first query, then its second, and so on until
-`MAX_QUERIES` are chosen. Every list is therefore complete to the depth that the page shows.
+A browser cannot open a page with all queries of a large data set. So the page shows the worst queries for each metric
+and model, and those with the largest difference between two models. Each of these lists contributes its first query,
+then its second, and so on until `MAX_QUERIES` are chosen. So every list is complete to the depth that the page shows.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from raytriever.core.store.commit import write_atomically
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.result_tables import ReportTable
 
-MAX_QUERIES = 200  # of one data set on a page
-MAX_DEPTH = 25  # queries of one list
+MAX_QUERIES = 200  # queries of one data set on a page
+MAX_DEPTH = 25  # largest number of queries of one list
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Page:
     """Content of a page, in this order.
 
     Args:
-        tables: tables; the tables of one group follow each other.
-        pictures: figures; the figures of one heading follow each other.
-        queries: content of `per_query/` by data set, of which the page shows some; see `choose_queries`.
+        tables: tables; those of one group must be consecutive.
+        pictures: figures; those with one heading must be consecutive.
+        queries: content of `per_query/` by data set; `choose_queries` selects those that the page shows.
     """
 
     title: str
@@ -76,7 +76,7 @@ def write_page(path: Path, page: Page) -> None:
         "Settings": f'<pre tabindex="0">{escape(page.settings)}</pre>' if page.settings else "",
     }
     sections = {name: html for name, html in parts.items() if html}
-    # The JSON has no `<`, so that no text of a query can close the script element.
+    # The JSON must not contain `<`, so that no query can close the script element.
     queries = {dataset: choose_queries(content) for dataset, content in page.queries.items()}
     content = json.dumps({"queries": queries}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     values = {
@@ -91,7 +91,7 @@ def write_page(path: Path, page: Page) -> None:
         ),
         "data": content,
     }
-    # One pass: inserted text is not searched for placeholders.
+    # Replace all placeholders in one pass, so that inserted text is not searched for more.
     write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _read_template("page.html")))
 
 

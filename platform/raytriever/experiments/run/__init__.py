@@ -1,1 +1,1 @@
-"""One experiment from checked settings to its report: opening, training, recording, conclusion."""
+"""One experiment from checked settings to its report: open, train, record, evaluate."""

@@ -1,4 +1,4 @@
-"""Dry run of a training: check the settings and the files of the model, and plan the memory. Nothing is started.
+"""Dry run of a training: it checks the settings and the model's files, and plans the memory. It starts nothing.
 
 The plan needs only `config.json`, so it is made before the weights of a large model are downloaded.
 """
@@ -29,8 +29,8 @@ from raytriever.training.memory.simulated_encoder import simulate
 from raytriever.training.run_config import Config
 
 GB = 1e9
-CARDS = (24, 80)  # sizes in GB of common cards, planned for where this machine has none
-RANK = 16  # of the adapters in suggestions
+CARDS = (24, 80)  # sizes in GB of common GPUs, for the plan if this machine has none
+RANK = 16  # LoRA rank in suggestions
 _ROWS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -50,7 +50,7 @@ class Place:
     Args:
         device: `cuda` or `cpu`.
         precision: `fp32` or `bf16`.
-        budget: bytes that training may use.
+        budget: number of bytes that training may use.
     """
 
     name: str
@@ -69,7 +69,7 @@ def dry_run(config: Config) -> Iterator[str]:
 
 
 def places(precision: str | None) -> list[Place]:
-    """Return the GPU of this machine, or the example cards and this machine's CPU; training's precision for None."""
+    """Return the GPU of this machine, or else example GPUs and its CPU; None means the precision of training."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
         properties = torch.cuda.get_device_properties(device)
@@ -122,9 +122,10 @@ class _Planned:
     """Plan for one place.
 
     Args:
-        largest: texts of the largest chunk; 0 if not even one text fits.
-        texts: texts of a chunk that are planned: those that the user asks for, else the largest chunk.
-        checkpointed: texts of the largest chunk with activation checkpointing; 0 if that is set or does not help.
+        largest: number of texts of the largest chunk; 0 if not even one text fits.
+        texts: number of texts of the planned chunk: the user's choice, else the largest chunk.
+        checkpointed: number of texts of the largest chunk with activation checkpointing; 0 if that is set already or
+            does not help.
     """
 
     place: Place
@@ -139,7 +140,7 @@ class _Planned:
         return self.plan.parts(self.texts or 1)
 
     def advice(self, config: Config) -> str:
-        """Return one line: whether it fits, and the flags to use."""
+        """Return one line that says whether training fits, and which flags to use."""
         name, share, largest = self.place.name, self.plan.share, self.largest
         more = ""
         if self.checkpointed > largest:
@@ -158,7 +159,7 @@ class _Planned:
 def _plans(config: Config, files: ModelFiles, description: Description) -> list[_Planned]:
     @cache
     def plan_of(device: str, precision: str, checkpointing: bool) -> MemoryPlan:
-        """Return one plan for all cards, because a simulated chunk is the same on each of them."""
+        """Return one plan for all GPUs, because a simulated chunk takes the same memory on each of them."""
         model = replace(config.model, activation_checkpointing=checkpointing)
         encoder = simulate(files, "passage", model, description, device, precision)
         share = _share(config, description, encoder.encoder.width)
@@ -170,7 +171,7 @@ def _plans(config: Config, files: ModelFiles, description: Description) -> list[
         plan = plan_of(place.device, place.precision, config.model.activation_checkpointing)
         largest, asked, checkpointed = plan.largest(place.budget), _asked_texts(config, plan.share), 0
         if not config.model.activation_checkpointing and largest < plan.share.texts:
-            with suppress(ConfigError):  # the architecture does not support it
+            with suppress(ConfigError):  # the architecture may not support checkpointing
                 checkpointed = plan_of(place.device, place.precision, True).largest(place.budget)
         plans.append(_Planned(place, plan, largest, largest if asked is None else asked, checkpointed))
     return plans

@@ -1,4 +1,4 @@
-"""Recorder of a run's events on the driver: progress bar, batches of points for the tracker, Ray metrics.
+"""Recorder of a run's events on the driver: progress bar, batches of points for the tracker, and Ray metrics.
 
 The tracker stores every batch in `steps.jsonl` in the run directory before anything is sent, and ignores points of
 repeated steps. A resumed run reads the file, so that its curves are complete."""
@@ -34,7 +34,7 @@ LOST_WORKER, MISSING_WORKERS = "raytriever.lost_worker", "raytriever.missing_wor
 
 
 class Recorder:
-    """Records the events of a training run, in its folder too. As a context manager it logs all points at its end."""
+    """Recorder of a training run's events, also in its folder. As a context manager, it logs all points at its end."""
 
     def __init__(self, tracker: Spool, folder: Path, total_steps: int) -> None:
         self._tracker, self._folder, self._total = tracker, folder, total_steps
@@ -47,7 +47,7 @@ class Recorder:
         self._missing = 0
 
     def record(self, event: Event) -> None:
-        """Record one event. Before a checkpoint is committed, all earlier points are stored."""
+        """Record one event. All earlier points are stored before a checkpoint is committed."""
         if isinstance(event, LogMessage):
             self._log(event.text)
             if isinstance(event, LostWorker):
@@ -84,7 +84,6 @@ class Recorder:
             self.flush()
 
     def _record_validation(self, event: ValidationEvent) -> None:
-        """Log the metrics of a checkpoint, the means over its dev sets, and export them as gauges."""
         metrics = {name[len(DEV) :]: value for name, value in event.metrics.items() if name.count("/") == 1}
         self._log(f"step {event.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         self.gauges.set("evaluation_step", event.step, "step of the newest checkpoint that was evaluated")
@@ -94,7 +93,7 @@ class Recorder:
             self.gauges.set("evaluation_seconds", event.metrics["evaluation_seconds"], "of the newest evaluation")
 
     def flush(self) -> None:
-        """Log the gathered points, and export how far the tracking server is behind."""
+        """Log the collected points, and export how far the tracking server is behind."""
         points, self._points = self._points, []
         self._flushed = time.monotonic()
         if points:
@@ -110,7 +109,6 @@ class Recorder:
         warn(text)
 
     def _start_status(self, text: str) -> None:
-        """Show a status until the next one, the next step or the end."""
         self._status.close()
         self._status.enter_context(activity(text))
 

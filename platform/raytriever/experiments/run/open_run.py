@@ -1,9 +1,9 @@
-"""A run: the data set that is measured, and its trainings in turn.
+"""Run: a data set for evaluation, and one or several trainings in sequence.
 
-A run without stages is one training, into its own directory and tracked run. A stage of a curriculum is an ordinary
-training: it has the run directory `stages/1-NAME/` and a child run, and starts from the model of the stage before it.
-A finished one is not trained again. All are opened first, so that an error in the last one is found before the first
-one trains.
+A run without stages is one training in its own directory and tracked run. A stage of a curriculum is an ordinary
+training with the run directory `stages/1-NAME/` and a child run. It starts from the model of the stage before it, and
+is not trained again if it is finished. All stages are opened first, so that an error in the last one is found before
+the first one trains.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from raytriever.training.run_config import STAGES, Config, dump_config, errors_o
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run whose settings, data and model have been checked.
+    """Run whose settings, data and model have been checked.
 
     Args:
-        dataset: is measured, with its test split.
-        encoder: the reading of the encoder in one line.
-        weights: bytes of its weights in float32.
+        dataset: data set for the evaluation, with its test split.
+        encoder: description in one line of how the encoder reads texts.
+        weights: bytes of the encoder's weights in float32.
     """
 
     config: Config
@@ -83,13 +83,13 @@ class OpenRun:
 
 
 def open_run(config: Config, log: Log) -> OpenRun:
-    """Open and check the data and the encoder of a run; no weights are read, but for those of a guide."""
+    """Open and check the data and the encoder of a run. Only the weights of a guide are read."""
     for training in config.trainings:
         with errors_of(training):
             build_loss(training.loss)  # only for its checks
     if PYDOCS in {config.data.dataset, *(name for training in config.trainings for name in training.data.datasets)}:
         log(f"{PYDOCS}: the docstrings of Python's standard library, read once for each version")
-    cpu = torch.device("cpu")  # the memory of a GPU belongs to the processes that evaluate and train
+    cpu = torch.device("cpu")  # leave the memory of the GPU to the processes that evaluate and train
     precision = choose_precision(config.training.precision, cpu)
     retriever = load_for_encoding(config.model, precision, cpu, weights=False)
     for training in config.trainings:
@@ -118,7 +118,7 @@ def open_run(config: Config, log: Log) -> OpenRun:
 
 
 def _with_prompts(trainings: list[OpenTraining], measured: str, retriever: Retriever, log: Log) -> list[OpenTraining]:
-    """Check and log the prompts of the data sets of a run, and return the trainings with the prompts to store."""
+    """Check and log the prompts of a run's data sets. Return the trainings with the prompts to store."""
     names = [
         [*(dataset.name for dataset in each.data.datasets), *(dev.name for dev in each.dev_sets), measured]
         for each in trainings
@@ -141,14 +141,12 @@ def _with_prompts(trainings: list[OpenTraining], measured: str, retriever: Retri
 
 
 def _check_prompts(prompts: Prompts, name: str, retriever: Retriever) -> str:
-    """Check the prompts of a data set, and return a line about them if it has its own."""
     for side in SIDES:
         retriever.check_prompt(prompts[side], side)
     return f"{name}: {prompts}" if prompts.query_name or prompts.passage_name else ""
 
 
 def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
-    """Check the prompts of single queries, and return a line about them if there are any."""
     if dataset.prompts is None:
         return ""
     for text in dataset.prompts.distinct():
@@ -158,10 +156,10 @@ def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
 
 
 def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Config, log: Log) -> None:
-    """Log the number of dev and test queries that are trained on.
+    """Log how many dev and test queries are also training queries.
 
-    Dev queries make training stop too late, which the dev curve shows, and the calibration too confident. Test queries
-    make the results too good, which nothing shows.
+    Shared dev queries make the calibration too confident, and training stops too late, which the dev curve shows.
+    Shared test queries make the results too good, and nothing shows that.
 
     Raises:
         DataError: too many test queries are among the training queries.
@@ -180,7 +178,7 @@ def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Con
 
 
 def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalDataset:
-    """Open the data set of the evaluation, for a run whose stages have data sets of their own.
+    """Open the evaluation data set of a run whose stages have their own data sets.
 
     The dev split, if there is one, calibrates the trained model.
     """
@@ -191,18 +189,18 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
         "run": choose_runner(config.training.workers[1]),
         "report": log,
     }
-    with suppress(DataError):  # a data set with a test split alone can be measured
+    with suppress(DataError):  # a data set that has only a test split can be evaluated
         return open_dataset(config.data.dataset, [config.data.test_split, config.data.dev_split], **options)
     return open_dataset(config.data.dataset, [config.data.test_split], **options)
 
 
 def folders_of(config: Config, path: Path) -> list[Path]:
-    """Return the run directories of the trainings: that of the run, or one below it for each stage."""
+    """Return the run directories of the trainings: the run's own one, or one below it for each stage."""
     return [path / STAGES / f"{number}-{stage.name}" for number, stage in enumerate(config.stages, 1)] or [path]
 
 
 def find_negatives(opened: OpenRun, path: Path, cache: NegativesCache) -> list[NegativesTable | None]:
-    """Find the hard negatives of all unfinished trainings, before the first one begins."""
+    """Find the hard negatives of all unfinished trainings before the first one begins."""
     tables = []
     for training, folder in zip(opened.trainings, folders_of(opened.config, path), strict=True):
         with errors_of(training.config):
@@ -220,12 +218,12 @@ def train_run(
     here: bool = False,
     gpus: float = 1.0,
 ) -> None:
-    """Train the unfinished trainings of a run. Afterwards its directory holds the model of the last one.
+    """Run the unfinished trainings of a run. Afterwards its directory holds the model of the last one.
 
     Args:
         tables: hard negatives of the trainings, from `find_negatives`.
-        run_name: end of the names of child runs.
-        here: whether this process is the worker of a training with one worker; see `TrainingJob`, also for `gpus`.
+        run_name: suffix of the names of child runs.
+        here, gpus: see `TrainingJob`; with `here`, this process itself is the only worker.
     """
     folders = folders_of(opened.config, path)
     start: Path | None = None
@@ -241,7 +239,7 @@ def train_run(
         with (
             errors_of(config),
             _child(training, folder, tracker, run_name, log) if config.name else nullcontext(tracker) as own,
-            # The session ends first: workers that still train would write checkpoints of steps that nobody records.
+            # The session ends before the recorder: else workers would write checkpoints of steps that nobody records.
             Recorder(own, folder, total_steps) as recorder,
             ray_session(workers),
             recorder.gauges.training(total_steps, config.refresh.refresh_every),
@@ -249,14 +247,14 @@ def train_run(
             train_on_cluster(training.job(table, folder, in_process=here and workers == 1, gpus=gpus), recorder.record)
         start = folder / MODEL
     if folders != [path]:
-        # Copied, so that the run keeps the model when a stage's directory is removed.
+        # Copy the model, so that the run keeps it when a stage's directory is removed.
         with committed_directory(path / MODEL, {"config": opened.config.hash}, replace=True) as target:
             shutil.copytree(folders[-1] / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
 
 
 @contextmanager
 def _child(training: OpenTraining, folder: Path, parent: Spool, run_name: str, log: Log) -> Iterator[Spool]:
-    """Open the run directory and the tracked run of a stage; `metrics.json` is written last."""
+    """Open the run directory and the tracked run of a stage. `metrics.json` is written last."""
     run, dataset, config = RunDirectory.open(folder, {}, fresh=False), training.data.datasets[0], training.config
     run.begin(dump_config(config))
     tracker = parent.child(f"{folder.name} of {run_name}", folder)

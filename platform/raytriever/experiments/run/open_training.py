@@ -1,4 +1,4 @@
-"""One training: its opened data and model, and its hard negatives."""
+"""One training with its opened data and model, and its hard negatives."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ MODEL = "model"  # folder of the trained model in a run directory
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """A training whose settings, data and model have been checked.
+    """Training whose settings, data and model have been checked.
 
     Args:
-        config: its settings. Those of the model include the prompts that the trained model must store.
+        config: its settings, whose model settings include the prompts that the trained model must store.
         description: prompts and lengths of the encoder.
     """
 
@@ -60,7 +60,7 @@ class OpenTraining:
     prompts: PromptTable = field(default_factory=PromptTable)
 
     def job(self, negatives: NegativesTable | None, folder: Path, **resources: Any) -> TrainingJob:
-        """Return the training for the cluster; `resources` are further fields of `TrainingJob`."""
+        """Return the job for the cluster. `resources` are further fields of `TrainingJob`."""
         return TrainingJob(
             config=self.config,
             datasets=tuple(dataset.location for dataset in self.data.datasets if dataset.location),
@@ -72,7 +72,7 @@ class OpenTraining:
         )
 
     def starting_from(self, model: Path) -> OpenTraining:
-        """Return the training with the weights of another model; prompts and lengths stay its own."""
+        """Return the training with the weights of another model, but its own prompts and lengths."""
         own = self.description.flags() | {"query_prompt_name": None, "passage_prompt_name": None}
         return replace(
             self, config=replace(self.config, model=replace(self.config.model, model=str(model), revision=None, **own))
@@ -83,7 +83,7 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
     """Open and check the data of a training.
 
     Args:
-        run: settings of the run, whose test split is evaluated.
+        run: settings of the whole run, whose test split is evaluated.
     """
     data, training = config.data, config.training
     same = config.model == run.model
@@ -122,16 +122,16 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
 
 
 def count_steps(config: Config, order: Order) -> int:
-    """Return the steps of a training with this order of examples; raises `ConfigError` if no refresh fits into them."""
+    """Return the number of steps with this order of examples. Raises `ConfigError` if no refresh fits into them."""
     total_steps = config.training.max_steps or order.steps(config.training.epochs or 1.0)
     check_refresh(config.refresh, config.data, total_steps)
     return total_steps
 
 
 def resolved_config(config: Config, description: Description) -> dict[str, dict[str, Any]]:
-    """Return the resolved settings of one training, without settings that have no value.
+    """Return the resolved settings of one training. Settings without a value are left out.
 
-    The workers of a joined cluster may have other devices than this process. Then device and precision are only
+    The workers of a cluster may have other devices than this process. So for a cluster, device and precision are only
     included if the settings name them.
     """
     settings = {section: values for section, values in to_dict(config).items() if section in SECTIONS}
@@ -172,12 +172,12 @@ class NegativesCache:
         data = training.config.data
         if not data.negatives_per_query:
             return None
-        # The settings that decide the rows; those of groups and batches do not matter.
+        # These settings decide the rows. Those of groups and batches do not matter.
         key = (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix)
         if key not in self._tables:
             self._tables[key] = self._build(data, training.data.datasets)
         if data.teachers:
-            training.data.train(self._tables[key])  # checks the scores before anything trains
+            training.data.train(self._tables[key])  # this checks the scores before anything trains
         return self._tables[key]
 
     def _build(self, data: DataConfig, datasets: Sequence[RetrievalDataset]) -> NegativesTable:
@@ -194,7 +194,7 @@ class NegativesCache:
 
 
 def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: NegativesTable) -> str:
-    """Return a line about the training queries that have fewer hard negatives than a group; empty if none has."""
+    """Return a line about training queries with fewer hard negatives than a group needs; empty if there are none."""
     counts = np.diff(table.offsets)[dataset.positives(data.train_split).queries]
     fewer, none = int((counts < data.negatives_per_query).sum()), int((counts == 0).sum())
     if not fewer:
@@ -204,11 +204,11 @@ def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: Negati
 
 
 def training_facts(folders: Sequence[Path], last: Config) -> dict[str, Any]:
-    """Return what `metrics.json` says of a training: its steps, and the checkpoint that became `model/`.
+    """Return the facts for `metrics.json` about a training: its steps, and the checkpoint that became `model/`.
 
     Args:
         folders: run directories of the trainings of a run, in order.
-        last: settings of the last one, which chose the checkpoint.
+        last: settings of the last training, which chose the checkpoint.
     """
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
     metric, patience = last.training.best_metric, last.training.patience

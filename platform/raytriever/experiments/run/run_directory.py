@@ -1,7 +1,7 @@
-"""Directory of a run, and its state: new, interrupted or finished.
+"""Directory of a run with its state: new, interrupted or finished.
 
 `config.yaml` is written first and `metrics.json` last, so the two files show the state. A directory of a run with other
-settings, or of no run at all, is never changed.
+settings, or without a run, is never changed.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.training.run_config import difference, read_settings
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
-LOSSES = "losses"  # folder of the files of the user's own losses
+LOSSES = "losses"  # folder for copies of the files with the user's own losses
 _REMEDY = f"give another {setting('output')}, or {setting('fresh', True)} to replace the run"
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Directory of one run; its state is `new`, `interrupted` or `finished`."""
+    """Directory of one run. Its state is `new`, `interrupted` or `finished`."""
 
     path: Path
     state: str
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any], fresh: bool) -> RunDirectory:
-        """Return the state of a directory, which need not exist; nothing is written.
+        """Return the state of a directory, which need not exist. Nothing is written.
 
         Args:
-            config: settings as `to_dict` returns them, which a run in the directory must have; not compared if empty.
+            config: settings from `to_dict` that a run in the directory must have; if empty, nothing is compared.
 
         Raises:
-            ConfigError: the directory holds a run with other settings, or files that are no run.
-            StorageError: it cannot be written.
+            ConfigError: the directory holds a run with other settings, or files that are not a run.
+            StorageError: the directory cannot be written.
         """
         check_writable(path)
         is_run = (path / CONFIG).is_file()
@@ -63,32 +63,32 @@ class RunDirectory:
         return run
 
     def begin(self, config_yaml: str, losses: Iterable[LossConfig] = ()) -> None:
-        """Create the directory; write its configuration and the user's losses. A new run replaces an older one."""
+        """Create the directory, and write its configuration and the user's losses. A new run replaces an older one."""
         if self.state == "new" and (self.path / CONFIG).is_file():
             remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
         texts = dict[str, str]()
         for own in (own for loss in losses for own in loss.files):
             name, text = own.file.name, own.read()
-            while texts.setdefault(name, text) != text:  # a file of this name in another folder
+            while texts.setdefault(name, text) != text:  # another folder has a file with this name
                 name = f"_{name}"
             (self.path / LOSSES).mkdir(exist_ok=True)
             write_atomically(self.path / LOSSES / name, text)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
-        """Write `metrics.json`, which marks the run as finished; `evaluation/` has the metrics on the test split."""
+        """Write `metrics.json`, which marks the run as finished. `evaluation/` has the metrics on the test split."""
         write_atomically(self.path / METRICS, json.dumps({"format": FORMAT, **facts}, indent=2) + "\n")
 
 
 def recorded_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of the run in a directory; none where there is no run, or `RunDirectory.open` refuses it."""
+    """Return the settings of the run in a directory; empty if there is none, or `RunDirectory.open` refuses it."""
     with suppress(ConfigError):
         return read_settings(path / CONFIG) if (path / CONFIG).is_file() else {}
     return {}
 
 
 def newer_datasets(path: Path, datasets: Iterable[str]) -> list[str]:
-    """Return a line about each data set on this disk with a file that is newer than a finished run."""
+    """Return a line about each local data set that has a newer file than a finished run."""
     finished, lines = (path / METRICS).stat().st_mtime, []
     for name in sorted(set(datasets)):
         folder = expanded(name)

@@ -1,4 +1,4 @@
-"""Start of a training: the steps that the command and `rt.train` share, before anything heavy is imported."""
+"""Start of a training: steps that the command and `rt.train` share, before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from raytriever.training.training_settings import MAY_CHANGE
 if TYPE_CHECKING:
     from raytriever.experiments.run.whole_run import RunResult
 
-# Settings that the name of a run has in any case, or that name the same thing.
+# Settings that are part of every run name, or that mean the same as one of these.
 _NAMED = ("dataset", "model", "loss", "seed", "revision")
-_MOST_SHOWN, _LONGEST_NAME = 6, 200  # settings, and characters, of a run's name at a tracker
+_MOST_SHOWN, _LONGEST_NAME = 6, 200  # largest numbers of settings and of characters in a run's name at a tracker
 
 
 def check_run(
     config: Config, explicit: Iterable[str], run_name: str | None, search: Any = None, varied: Collection[str] = ()
 ) -> str:
-    """Check the settings of a run or a sweep, and return its name; raises `ConfigError`.
+    """Check the settings of a run or a sweep and return its name. Raises `ConfigError`.
 
     Args:
         run_name: None for the default name of a run.
@@ -59,11 +59,11 @@ def start_run(
     trackers: Sequence[str],
     notes: Iterable[str] = (),
 ) -> RunResult:
-    """Train and measure with checked settings, in a directory that this process has locked.
+    """Train and evaluate with checked settings, in a directory that this process has locked.
 
     Args:
-        base: settings without those that the user gave; see `shown_run_name`.
-        notes: lines to log when the directory has been checked.
+        base: settings before those of the user; see `shown_run_name`.
+        notes: lines to log after the directory is checked.
 
     Raises:
         ConfigError: the directory holds another run. Nothing heavy has been imported.
@@ -80,7 +80,7 @@ def start_run(
 
 
 def pin_sources(config: Config, output: Path, fresh: bool) -> Config:
-    """Return the settings with the encoder's revision as a commit, and losses in files with the digests of the files.
+    """Return the settings with a commit as the encoder's revision, and with the digests of loss files.
 
     A resumed run reads the commit of a hub model from its configuration, unless the settings have a revision. An
     encoder on this machine has no commit.
@@ -107,7 +107,7 @@ def check_explicit_settings(
     """Raise `ConfigError` for an explicit setting that has no effect in any training of a run.
 
     Args:
-        varied: names of the settings that the search varies; some trial may meet a need for them.
+        varied: names of the settings that the search varies. A setting is accepted if some trial may need it.
     """
     kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
     needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
@@ -119,7 +119,7 @@ def check_explicit_settings(
 
 
 def check_run_name(name: str) -> None:
-    """Raise `ConfigError` unless a run may have a name."""
+    """Raise `ConfigError` unless a name is valid for a run."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} is not a valid run name", setting("run_name"), "use letters, digits, '.', '_' and '-'"
@@ -127,25 +127,24 @@ def check_run_name(name: str) -> None:
 
 
 def default_run_name(config: Config) -> str:
-    """Return a run name of data set, encoder, losses or trainings, and seed."""
+    """Return a run name that consists of data set, encoder, losses or trainings, and seed."""
     return "-".join(_names(config))[-100:].lstrip("-._")
 
 
 def _names(config: Config) -> list[str]:
-    """Return the names of data set, encoder, losses or trainings, and seed, as parts of a file name."""
     losses = "-".join(training.name or training.loss.title for training in config.trainings)
     names = Path(config.data.dataset).name, Path(config.model.model).name, losses, f"seed{config.training.seed}"
     return [re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") for name in names]
 
 
 def shown_run_name(config: Config, base: Config) -> str:
-    """Return the default name of a run at a tracker, which begins with what tells it from other runs.
+    """Return the default name of a run at a tracker. It begins with the differences from other runs.
 
-    These are its losses or trainings, its seed, and the settings given; data set and encoder follow. A list of runs
-    shows about twenty characters.
+    These are its losses or trainings, its seed, and explicit settings; data set and encoder follow. A list of runs
+    shows only about twenty characters.
 
     Args:
-        base: settings without those of the command and its file: the defaults, or a recipe.
+        base: settings before those of the command and its file: the defaults, or a recipe.
     """
     texts = [
         f"{name}={value}"

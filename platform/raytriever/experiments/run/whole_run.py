@@ -1,4 +1,4 @@
-"""A whole training run, from checked settings to a finished run directory.
+"""Whole training run, from checked settings to a finished run directory.
 
 1. Open and check the data sets and the model. A user error found here leaves no file behind.
 2. Train.
@@ -65,7 +65,7 @@ def run_experiment(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> RunResult:
-    """Train and evaluate; settings and directory have been checked, see `start_run`."""
+    """Train and evaluate. `start_run` has already checked settings and directory."""
     started, path = time.monotonic(), run.path
     if results := finished_results(run):
         send_pending(path, trackers, log)
@@ -98,7 +98,7 @@ def run_experiment(
 
 
 def finished_results(run: RunDirectory) -> Results | None:
-    """Return the results of a finished run; None if it is not finished, or its evaluation was removed."""
+    """Return the results of a finished run; None if it is not finished or its evaluation was removed."""
     folder = run.path / EVALUATION
     if run.state != "finished" or not (folder / RESULTS).is_file():
         return None
@@ -106,13 +106,13 @@ def finished_results(run: RunDirectory) -> Results | None:
 
 
 def bytes_of_run(config: Config, weights: int) -> int:
-    """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted.
+    """Estimate an upper bound for the bytes of a run's models and checkpoints. Adapters are not counted.
 
-    `weights` are the bytes of the encoder's in float32.
+    `weights` is the size of the encoder's weights in float32, in bytes.
     """
     total = weights
     for training in config.trainings:
-        # The newest checkpoints, the best one and the one that is being written: weights and two moments each.
+        # The newest checkpoints, the best one and the one being written hold the weights and AdamW's two moments.
         checkpoints = 0 if training.model.lora_rank else (training.training.keep + 2) * 3 * weights
         total += checkpoints + (0 if training is config else weights)
     return total
@@ -121,8 +121,8 @@ def bytes_of_run(config: Config, weights: int) -> int:
 def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None]) -> EvaluationJob:
     """Return the evaluation at the end of a run: BM25, and the encoder before and after training, on the test split.
 
-    The scores of the trained model are calibrated on the dev split. A run with too few queries, or with the same
-    queries in both splits, gets no calibration, and a line says why.
+    The scores of the trained model are calibrated on the dev split. If there are too few queries, or both splits share
+    too many, there is no calibration, and a line says why.
     """
     config, dataset, data = opened.config, opened.dataset, opened.config.data
     name, after = safe_name(dataset.name), ModelConfig(model=str(trained))
@@ -137,7 +137,7 @@ def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None
         models=[EvaluatedModel(BM25, Bm25()), EvaluatedModel("before", config.model), EvaluatedModel("after", after)],
         datasets=[source],
         baselines=["before"],
-        # The wanted value of a threshold is the user's, with `evaluate --calibrate`; the highest F1 needs none.
+        # The highest F1 needs no value from the user. `evaluate --calibrate` accepts other targets.
         aims=[("f1", None)],
         calibration_split=data.dev_split,
         calibrated=["after"],
@@ -160,7 +160,7 @@ def conclude(
     log: Callable[[str], None],
     started: float,
 ) -> Results:
-    """Evaluate a trained run, and write and log its results.
+    """Evaluate a trained run, then write and log its results.
 
     `metrics.json` is written last, because it marks the run as finished.
 
@@ -191,7 +191,7 @@ def conclude(
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:
-    """Return a line on the negatives that a guide masked in the trainings of a run; none without a guide."""
+    """Return a line about the negatives that a guide masked in the trainings of a run, if there was a guide."""
     shares = [share for _, share in end_to_end(folders, MASKED)]
     if not shares:
         return []

@@ -1,1 +1,1 @@
-"""Study of a file: the trainings behind a table, their results, claims and page."""
+"""Study that a file defines: the trainings behind a table, their results, claims and page."""

@@ -1,6 +1,6 @@
 """Claims, tested against the results of a study: `held`, `did not hold`, or `within noise`.
 
-A claim is a function of the results alone, so a page cannot say more than its table shows. A difference counts if the
+A claim is a function of only the results, so a page cannot say more than its table shows. A difference counts if the
 test over queries and seeds gives p < 0.05 (`differences.differences_by_seed`). A spread is tested over the seeds."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raytriever.evaluation.differences.differences_by_seed import (
 from raytriever.metrics.significance_tests import LEVEL, paired_t_test
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
-NOT_TESTED = "not tested"  # the rows have one seed
+NOT_TESTED = "not tested"  # the rows have only one seed
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,20 @@ class Verdict:
 
 
 Judge = Callable[[SeededResults], Verdict]
-# `ABOVE` where a comparison agrees with the claim, `BELOW` where it shows the opposite; and the compared values.
+# For each comparison, its outcome (`ABOVE` agrees with the claim, `BELOW` shows the opposite) and a text of its values.
 Comparisons = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim of a paper or of a file, with its source, such as `section 5.2`, and
-    a pure function of the results that judges it, such as `above`."""
+    """Claim of a paper or a file, with its source (such as `section 5.2`) and the function that judges it."""
 
     text: str
     source: str
     judge: Judge
 
     def verdict(self, results: SeededResults) -> Verdict:
-        """Return the verdict; `NOT_MEASURED` if a row, data set or metric of the claim is missing."""
+        """Return the verdict. It is `NOT_MEASURED` if a row, data set or metric of the claim is missing."""
         try:
             return self.judge(results)
         except KeyError as error:
@@ -60,7 +59,7 @@ class Claim:
 
 
 def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge:
-    """Return a claim that holds if every comparison agrees, and does not hold if one shows the opposite."""
+    """Return a judge: a claim holds if every comparison agrees, and does not hold if one shows the opposite."""
 
     def judge(results: SeededResults) -> Verdict:
         outcomes, texts = zip(*compare(results), strict=True)
@@ -83,7 +82,7 @@ def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[st
 def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
     """Claim that two rows differ by at most `within` in each metric on each data set.
 
-    It does not hold if a difference is larger and not noise.
+    It does not hold if a difference is significantly larger.
     """
     compare = _differences(row, other, metrics, datasets, lambda difference: abs(difference) <= within)
     return _judge(f"{row} - {other}, alike where within {within:g}", compare)
@@ -102,7 +101,7 @@ def no_worse_on_average(
 ) -> Judge:
     """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
 
-    It does not hold if the mean is lower by more and not by noise.
+    It does not hold if the mean is significantly lower than that.
     """
     compare = _differences(row, other, metrics, datasets, lambda difference: difference >= -within, on_average=True)
     return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
@@ -120,9 +119,9 @@ def _differences(
     """Return the comparison of `row` - `other` in each metric, on each data set or on average over all.
 
     Args:
-        agrees: whether a difference agrees with the claim whatever the test says; another one may still be noise. None
-            for the outcome of the test.
-        by: the difference is tested against this number.
+        agrees: function that returns whether a difference agrees with the claim regardless of the test; other
+            differences may still be noise. None means that the test decides.
+        by: number against which the difference is tested.
     """
 
     def compare(results: SeededResults) -> Comparisons:
@@ -172,7 +171,7 @@ def _first(row: str, metrics: Sequence[str], datasets: Sequence[str], among: Seq
 def _cells(
     results: SeededResults, rows: Sequence[str], metrics: Sequence[str], datasets: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the data sets and metrics to compare; raises `KeyError` if a named one, or each one, lacks a row."""
+    """Return the data sets and metrics to compare. Raises `KeyError` if a named one lacks a row, or all lack one."""
     cells = [
         (dataset, metric)
         for dataset in datasets or results.datasets
@@ -186,7 +185,6 @@ T = TypeVar("T")
 
 
 def _some(values: list[T], rows: Sequence[str]) -> list[T]:
-    """Return the values; raises `KeyError` if there are none."""
     if not values:
         raise KeyError(f"{' and '.join(rows)} on one data set")
     return values
@@ -223,7 +221,7 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], data
 def steadier(rows: Sequence[str], others: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
     """Claim that each metric varies less among `rows` than among `others` (largest minus smallest value).
 
-    Each row is one setting.
+    Each row is one setting. The spread over the rows is computed for each seed.
     """
 
     def compare(results: SeededResults) -> Comparisons:
@@ -245,7 +243,7 @@ def _spread(results: SeededResults, rows: Sequence[str], dataset: str, metric: s
 def larger_gain(
     pair: Sequence[str], other: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()
 ) -> Judge:
-    """Claim that the first row of a pair is further above the second one than in another pair."""
+    """Claim that the first row of one pair exceeds the second by more than in another pair."""
 
     def compare(results: SeededResults) -> Comparisons:
         weights: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Definition of a study: the trainings behind a table, their evaluation data, and claims. `study_file` reads one."""
+"""Definition of a study: the trainings behind a table, their evaluation data, and claims. `study_file` reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raytriever.experiments.study.claims import Claim
 from raytriever.training.run_config import Config
 
 STEPS_TO_BEST = "steps_to_best"  # metric of a training, not of a ranking
-AFTER = "after"  # name of an arm in its own evaluation, as that of a trained encoder in the one of its run
+AFTER = "after"  # name of an arm's model in its evaluation, as in the evaluation of a run
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,11 @@ class Arm:
 
     Args:
         name: unique name of its directory and its run at the tracker.
-        row: row of the table; arms that are measured on different data sets may share one.
-        datasets: what it is measured on, by their names in tables; in one study, a name means one data set and split.
+        row: row of the table. Arms that are evaluated on different data sets may share one.
+        datasets: evaluation data sets by their names in tables. In one study, a name means one data set and split.
         curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
-        model: system to measure if nothing is trained: `bm25`, or an encoder as `--model` names it.
-        lengths: longest query and passage of an untrained encoder, in tokens; None, also for one of them, for its own
-            limit.
+        model: system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it.
+        lengths: longest query and passage of an untrained encoder, in tokens; None means its own limit.
     """
 
     name: str
@@ -43,8 +42,8 @@ class Study:
 
     Args:
         seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
-        baselines: one or two rows that the others are compared with: marks are `+` and `-` against the first, `◆` and
-            `◇` against the second.
+        baselines: one or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆`
+            and `◇` against the second.
         about: lines about the training and the data, printed above the table.
         paper: published results by row, data set and metric, in the units of ours (mostly fractions).
         steps_to_best: whether the table has the step of the best checkpoint of each training.
@@ -64,7 +63,7 @@ class Study:
 
 @contextmanager
 def errors_within(where: str) -> Iterator[None]:
-    """Add a place to a user error: an arm, or a part of a file."""
+    """Add the location to a user error: an arm, or a part of a file."""
     try:
         yield
     except UserError as error:

@@ -1,6 +1,6 @@
 """Outcome of a study: `results.json`, `table.md`, `table.tex`, `study.md` and the figures.
 
-Everything is computed from the directories of the arms and the file of the study, so every call can write it again."""
+Everything is computed from the arms' directories and the study file, so every call can write it again."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class _TrainingFacts(TypedDict):
 
 
 def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
-    """Return the seeds of an arm; an arm that is not trained has one."""
+    """Return the seeds of an arm. An untrained arm has one."""
     return range(1 if arm.curriculum is None else seeds)
 
 
 def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
-    """Return the metrics of all arms of a study by row and data set, seeds ascending."""
+    """Return the metrics of all arms of a study by row and data set, with ascending seeds."""
     cells: dict[Cell, list[SeedMetrics]] = {}
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
@@ -62,7 +62,7 @@ def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
 
 
 def read_arm(arm: Arm, folder: Path, seed: int) -> dict[str, SeedMetrics]:
-    """Return the metrics of an arm by data set, with its values by query, and pseudo-values of the AUC."""
+    """Return the metrics of an arm by data set, with values by query and the pseudo-values of the AUC."""
     evaluation, trained = folder / EVALUATION, None if arm.curriculum is None else seed
     remedy = f"remove {evaluation}; it is measured again"
     results, metrics = Results.read(evaluation, remedy), {}
@@ -79,7 +79,7 @@ def read_arm(arm: Arm, folder: Path, seed: int) -> dict[str, SeedMetrics]:
 
 @activity("writing the tables and figures of the study")
 def write_study(study: Study, output: Path, seeds: int) -> SeededResults:
-    """Write all files of the outcome; raises `StorageError` if the disk is full or the files of an arm are damaged."""
+    """Write all files of the outcome. Raises `StorageError` if the disk is full or the files of an arm are damaged."""
     results = read_study(study, output, seeds)
     pairs = seeded_pair_rows(results)
     tables = study_tables(results, pairs, study.baselines, study.paper, f"{study.source}.")
@@ -155,7 +155,7 @@ def _rows(
 def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
     """Return the steps, the best step and the seconds of each training.
 
-    With a refresh of hard negatives, `tables` has the first step with each mined table, and the age of its weights.
+    If hard negatives are refreshed, `tables` has the first step with each mined table, and the age of its weights.
     """
     trainings = []
     for arm in study.arms:

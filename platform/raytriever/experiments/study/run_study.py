@@ -1,10 +1,11 @@
-"""Run of a study: every arm with every seed, measured alike, and the table that compares them.
+"""Run of a study: every arm with every seed, under the same evaluation, and the table that compares them.
 
 1. Check the output directory and the data sets before anything is written or trained. `study.json` has the study's
-   name: a directory holds one study. An arm is an ordinary run, and refused if its directory has other settings.
-2. Train and measure all arms seed by seed: after the first seed the table is complete. Finished arms are skipped. Where
-   the cluster has GPUs, as many arms run at the same time as have room on them.
-3. Write table, figures and page from the directories of the arms alone.
+    name, because a directory holds one study. An arm is an ordinary run, which is refused if its directory has other
+    settings.
+2. Train and evaluate all arms seed by seed, so that the table is complete after the first seed. Finished arms are
+    skipped. If the cluster has GPUs, as many arms run at the same time as fit on them.
+3. Write table, figures and page, only from the directories of the arms.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, open_trackers
 from raytriever.training.run_config import hash_of, to_dict
 
 SETTINGS = "study.json"
-NICENESS = "RAY_worker_niceness"  # which Ray reads when it starts
+NICENESS = "RAY_worker_niceness"  # Ray reads this environment variable when it starts
 
 
 class _Settings(TypedDict):
@@ -49,7 +50,7 @@ class _Settings(TypedDict):
 
 
 def check_directory(output: Path, name: str) -> None:
-    """Refuse a directory that holds anything but this study. Nothing is written."""
+    """Raise `ConfigError` if a directory holds anything but this study. Nothing is written."""
     check_writable(output)
     if not output.is_dir() or not any(output.iterdir()):
         return
@@ -82,19 +83,19 @@ def run_study(
     trial_gpus: float | None = None,
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> bool:
-    """Train and measure the missing arms, and write the outcome; return whether there were any.
+    """Train and evaluate the missing arms, and write the outcome. Return whether any arm was missing.
 
     Args:
-        seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the
-            further seeds out of the table.
-        trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU where there is one.
+        seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the other
+            seeds out of the table.
+        trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU if there is one.
 
     Raises:
-        UserError: something a user can correct; finished arms are kept.
+        UserError: an error that the user can correct. Finished arms are kept.
     """
     runs = [(arm, seed) for seed in range(seeds) for arm in study.arms if seed in seeds_of(arm, seeds)]
     for arm, seed in runs:
-        open_arm(output, arm, seed)  # refuses an arm of other settings before anything is trained
+        open_arm(output, arm, seed)  # this refuses an arm with other settings before anything is trained
     workers = max([1, *(arm.curriculum.training.workers[1] for arm in study.arms if arm.curriculum)])
     if trial_gpus is not None and workers > 1:
         remedy = "omit it: each of several workers has a GPU of its own"
@@ -109,7 +110,7 @@ def run_study(
     check_cluster()
     clients = open_trackers(trackers)
     output.mkdir(parents=True, exist_ok=True)
-    remove(output / RESULTS)  # a study without its results has not ended
+    remove(output / RESULTS)  # a study without this file has not ended
     settings = settings_of(study)
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(clients, output, run_name)
@@ -122,7 +123,7 @@ def run_study(
             record,
             {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": hash_of(settings)},
         )
-        # Ray finds as many GPUs on this machine, and gets processors for as many arms.
+        # Ray finds the GPUs of this machine by itself, but must be given CPUs for this many arms.
         arms_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
         with _equal_priority(), ray_session(workers * arms_here), quiet_transformers():
             gpus = gpus_of_trial(trial_gpus)
@@ -140,10 +141,10 @@ def run_study(
 
 @contextmanager
 def _equal_priority() -> Iterator[None]:
-    """Let a Ray that is started here run its processes at the priority of this one.
+    """Let Ray, if it is started here, run its processes at the priority of this process.
 
-    Without a GPU, arms train in this process. Ray's processes, by default nicer by 15, would not get the cores, and a
-    refresh of hard negatives next to the training would hardly ever end.
+    Without a GPU, arms train in this process. Ray raises the niceness of its processes by 15 by default, so they would
+    get almost no CPU time, and a refresh of hard negatives during the training would hardly ever end.
     """
     before = os.environ.get(NICENESS)
     os.environ.setdefault(NICENESS, "0")
@@ -158,11 +159,11 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
     """Run arms, some at the same time. After an error or an interruption no further arm starts.
 
     Args:
-        run: runs an arm, from its number, the arm and the seed. An interruption ends it on any thread.
-        at_once: number of arms that run at the same time; a single one runs on this thread.
+        run: function that runs an arm, given its number, the arm and the seed. An interruption ends it on any thread.
+        at_once: number of arms that run at the same time. With 1, arms run on this thread.
 
     Raises:
-        UserError: the error of the first arm that failed, when the arms that were running have ended.
+        UserError: the error of the first arm that failed, raised after the running arms have ended.
     """
     if at_once == 1:
         for number, (arm, seed) in enumerate(todo, 1):
@@ -183,7 +184,7 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
         try:
             arms = [pool.submit(run_unless_failed, number, arm, seed) for number, (arm, seed) in enumerate(todo, 1)]
             while wait(arms, POLL_SECONDS).not_done:
-                check_interrupted()  # a signal that another thread received does not end the wait
+                check_interrupted()  # a signal that another thread receives does not end this wait
         finally:
             has_failed.set()
     for one in arms:

@@ -1,8 +1,8 @@
-"""File of a study: YAML with data sets, arms and claims becomes a `Study`.
+"""Reader of a study file: YAML with data sets, arms and claims becomes a `Study`.
 
-Every arm trains on every one of `data_sets:` and is measured on its test split; with `measured:` it trains as its
-settings say, and is measured on these data sets. An arm is a layer of settings over those that all arms share, or the
-name of a model that is measured as it is: `bm25`, `minilm`, a path or a hub name.
+With `data_sets:`, every arm trains on each data set and is evaluated on its test split. With `measured:`, an arm trains
+as its settings say and is evaluated on these data sets. An arm consists of settings that override those of all arms, or
+is the name of an untrained model: `bm25`, `minilm`, a path or a hub name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TEXTS = ("name", "title", "source", "about")
 _KEYS = (*_TEXTS, "seeds", "metrics", _TRAINED, _MEASURED, "settings", "arms", "baseline", "claims", "paper")
 _METRICS, _SEEDS, _MOST_SEEDS = "ndcg@10,mrr@10,recall@100,auc", 3, 100
 _COLUMNS = ("row", "data_set", "metric", "value")
-# Claims of one arm; of two arms, or of several such pairs; of two lists of arms. With their margins.
+# Kinds of claims: about one arm; about pairs of arms; about two lists of arms. Then the names of their margins.
 _OF_ONE: Mapping[str, Callable[..., Judge]] = {"best": best, "smallest": smallest}
 _OF_PAIRS: Mapping[str, Callable[..., Judge]] = {
     "above": above,
@@ -60,7 +60,7 @@ _MARGINS = {"alike": "within", "no_worse_on_average": "within", "above_on_averag
 
 
 def load_study(path: Path) -> Study:
-    """Read a study from a file; nothing is written and no data set is opened.
+    """Read a study from a file. Nothing is written, and no data set is opened.
 
     Raises:
         UserError: the file is missing or not YAML, a name in it is unknown, a local path does not exist, a value is
@@ -121,10 +121,10 @@ def load_study(path: Path) -> Study:
 
 
 def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
-    """Read published results by row, data set and metric from a CSV of these columns and `value`.
+    """Read published results by row, data set and metric from a CSV with these columns and `value`.
 
     Raises:
-        UserError: the file cannot be read, its columns have other names, or a value is no number.
+        UserError: the file cannot be read, its columns have other names, or a value is not a number.
     """
     try:
         with path.open(encoding="utf-8", newline="") as stream:
@@ -151,9 +151,9 @@ def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
 def _dataset(
     name: str, shared: Config, value: Any, metrics: tuple[str, ...], where: str
 ) -> tuple[Config, EvaluationDataset]:
-    """Return the settings of a training on a data set, and the data set to measure.
+    """Return the settings of a training on a data set, and the evaluation data set.
 
-    The value is a path, or settings of `data:` with the path in `dataset`, and `level` and `drop_own`.
+    The value is a path, or settings of `data:` with the path in `dataset`, and optionally `level` and `drop_own`.
     """
     settings = {"dataset": value} if isinstance(value, str) else dict(_mapping(value, where))
     if "dataset" not in settings:
@@ -214,8 +214,8 @@ def read_claim(
     """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`.
 
     Args:
-        rows, metrics, sets: names of the study; by default a claim is about all of its metrics and data sets.
-        source: source of a claim that names none.
+        rows, metrics, sets: names in the study. By default a claim is about all metrics and data sets.
+        source: source of a claim that does not name one.
 
     Raises:
         ConfigError: the kind or a name is unknown, or the claim has another number of arms.
@@ -256,7 +256,6 @@ def read_claim(
 
 
 def _groups(kind: str, value: Any, where: str) -> list[list[Any]]:
-    """Return the arms of a claim in the groups that its function takes; raises `ConfigError` for another number."""
     groups = [_list(one) for one in value] if _list(value) and isinstance(_list(value)[0], list) else [_list(value)]
     if kind in _OF_LISTS:
         is_valid, remedy = len(groups) == 2 and all(groups), "give two lists of arms, such as [[A, B], [C]]"
@@ -296,7 +295,6 @@ def _text(content: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _metrics(value: Any, where: str) -> tuple[str, ...]:
-    """Return the metrics of rankings in a list or in a text with commas, and `steps_to_best` as the last one."""
     words = [word.strip() for one in _list(value) for word in str(one).split(",")]
     rankings = [word for word in words if word != STEPS_TO_BEST]
     with errors_within(where):

@@ -1,6 +1,7 @@
-"""Tables and page of a study (`study.md`): results, marks of significance, tables of the paper, verdicts on claims.
+"""Tables and page of a study (`study.md`): results, significance marks, the paper's numbers, verdicts on claims.
 
-Metrics are printed times 100, with their deviation over seeds. p-values are corrected over all pairs and data sets."""
+Metrics are printed times 100, with their standard deviation over seeds. p-values are corrected for all tests of a
+metric."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def study_tables(
     """Return the tables of a study.
 
     Args:
-        pairs: tests of every pair of rows; the marks and the bold values follow from them.
-        baselines: at most two rows that the others are compared with.
+        pairs: tests of every pair of rows, which decide the marks and the bold values.
+        baselines: at most two rows with which the others are compared.
     """
     means: dict[str, dict[str, dict[str, float | None]]] = {row: {} for row in results.rows}
     for row, dataset in results.cells:
@@ -63,7 +64,7 @@ def title_of(metric: str) -> str:
 
 
 def value_text(metric: str, value: float | None) -> str:
-    """Return the printed value of a metric; `-` if there is none."""
+    """Return the printed value of a metric, or `-` if there is none."""
     if value is None or not np.isfinite(value):
         return "-"
     return f"{value:,.0f}" if metric == STEPS_TO_BEST else f"{100 * value:.2f}"
@@ -71,7 +72,7 @@ def value_text(metric: str, value: float | None) -> str:
 
 def _cell(results: SeededResults, tables: MetricTables, row: str, dataset: str, metric: str, paper: Paper) -> Cell:
     cell = replace(tables.cell(row, dataset, metric), text=value_text(metric, tables.value(row, dataset, metric)))
-    if metric == STEPS_TO_BEST:  # more steps are not better
+    if metric == STEPS_TO_BEST:  # a larger number of steps is not better, so there is no rank
         cell = replace(cell, rank=None)
     if not results.has(row, dataset, metric):
         return cell

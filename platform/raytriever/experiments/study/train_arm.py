@@ -1,12 +1,12 @@
 """Training and evaluation of one arm of a study with one seed: an ordinary run directory, logged as a child run.
 
-`metrics.json` is written last, after the tracker knows that the run is finished, so an arm that has it is not trained
-again. An interrupted arm resumes from its newest checkpoint. Hard negatives and BM25 indexes are computed once for all
-arms with the same data.
+`metrics.json` is written last, after the tracker knows that the run is finished. So an arm with this file is not
+trained again. An interrupted arm resumes from its newest checkpoint. Hard negatives and BM25 indexes are computed once
+for all arms with the same data.
 
-Where the cluster has GPUs, an arm is trained and measured by Ray processes that reserve them, and several arms may run
-at the same time, on threads of this process. Elsewhere an arm of one worker trains in this process, because a Ray Train
-group takes longer to start than a small arm takes."""
+On a cluster with GPUs, Ray processes that reserve them train and evaluate an arm, and several arms may run at the same
+time, on threads of this process. Without GPUs, an arm of one worker trains in this process, because a Ray Train group
+takes longer to start than a small arm takes in all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 from raytriever.training.run_config import Config, dump_config, override, to_dict
 
-# Folders: of all arms, of the seedless run of an untrained encoder, and of a trained encoder.
+# Folders of all arms, of the run of an untrained encoder (which has no seed), and of a trained encoder.
 ARMS, AS_IT_IS, MODEL = "arms", "as-it-is", "model"
 # Folders that are deleted when an arm is finished.
 TEMPORARY = ("checkpoints", "negatives")
@@ -44,20 +44,20 @@ Log = Callable[[str], None]
 
 
 def arm_folder(output: Path, arm: Arm, seed: int | None) -> Path:
-    """Return the run directory of an arm; an arm that is not trained has one for all seeds."""
+    """Return the run directory of an arm. An untrained arm has one for all seeds."""
     return output / ARMS / arm.name / (AS_IT_IS if arm.curriculum is None else f"seed-{seed}")
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run directory holds a trained and measured arm."""
+    """Return whether the run directory holds a trained and evaluated arm."""
     return (folder / METRICS).is_file() and (folder / EVALUATION / RESULTS).is_file()
 
 
 def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | None]:
-    """Return the run directory of an arm, and the settings of its training, if there is one; nothing is written.
+    """Return the run directory of an arm, and the settings of its training if there is one. Nothing is written.
 
     Raises:
-        ConfigError: the directory holds an arm of other settings, or one that was measured otherwise.
+        ConfigError: the directory holds an arm with other settings, or with another evaluation.
     """
     folder, curriculum = arm_folder(output, arm, seed), arm.curriculum
     settings: dict[str, Any] = {"model": {"model": arm.model}}
@@ -80,9 +80,9 @@ class ArmRunner:
     """Runner of the arms of a study.
 
     Args:
-        run_name: name of the study, with which the names of the runs of its arms end.
-        record: data of the study, for the tracker; used for an arm that opens no data set itself.
-        gpus: GPUs of each worker of an arm, 0 on a cluster without GPUs; see `placement.gpus_of_trial`.
+        run_name: name of the study, which is the suffix of its arms' run names.
+        record: data of the study, for the tracker, for arms that do not open a data set themselves.
+        gpus: GPUs of each worker of an arm, 0 if the cluster has none; see `gpus_of_trial`.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class ArmRunner:
         self._negatives = NegativesCache(lambda line: None)
 
     def run(self, arm: Arm, seed: int) -> None:
-        """Train and measure an arm; steps that an earlier call finished are skipped.
+        """Train and evaluate an arm. Parts that an earlier call finished are skipped.
 
-        Arms on several threads are prepared one at a time, because they share negatives.
+        Threads prepare their arms one after another, because arms share negatives.
         """
         began, (run, curriculum) = time.monotonic(), open_arm(self._output, arm, seed)
         folder, name = run.path, run.path.relative_to(self._output / ARMS).as_posix()

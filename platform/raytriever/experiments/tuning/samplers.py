@@ -18,18 +18,18 @@ from raytriever.experiments.tuning.space import Dimension, Point, SearchSpace
 from raytriever.experiments.tuning.trial_log import Trial
 
 GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
-DRAWS = 200  # attempts to draw a point that was not tried
+DRAWS = 200  # attempts to draw a point that was not tried yet
 STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own default)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Proposes points of the search space.
+    """Sampler that proposes points of the search space.
 
     Args:
-        searcher: `grid` for every combination once, in order; `random` for uniform points, none of them twice (Bergstra
+        searcher: `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra
             and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
-            2019), for which running trials count as bad ones, so that concurrent trials try different points.
+            2019). Running trials count as bad ones for Optuna, so that concurrent trials try different points.
 
     Raises:
         ConfigError: Optuna is not installed, or a range has no grid.
@@ -47,10 +47,10 @@ class Sampler:
             raise ConfigError("requires the package optuna", setting("searcher", "optuna"), remedy)
 
     def propose(self, trials: Sequence[Trial], metric: str = "", settled: int | None = None) -> Point | None:
-        """Return the point of the trial after these; None if all points were tried.
+        """Return the point of the trial that follows these; None if all points were tried.
 
         Args:
-            metric: deciding metric, from which Optuna learns.
+            metric: metric to optimize, from which Optuna learns.
             settled: number of first trials whose results Optuna gets; the others count as running. None for all.
         """
         number = len(trials)
@@ -86,7 +86,7 @@ class Sampler:
             is_settled, value, point = settled is None or trial.number < settled, trial.value(metric), trial.settings
             state = states.RUNNING if not is_settled else states.FAIL if value is None else states.COMPLETE
             stored = optuna.trial.create_trial(
-                # A listed value is given by its index, because Optuna accepts only some types.
+                # Listed values are passed as indices, because Optuna accepts only some types.
                 params={d.key: point[d.key] if d.is_range else d.values.index(point[d.key]) for d in dimensions},
                 distributions=distributions,
                 state=state,

@@ -1,7 +1,7 @@
 """Hyperparameter search: its settings, and the search space of settings with values or ranges.
 
-A space is given by short names for ranges around the papers' values (`NAMED`), or by a YAML file in the form of a
-configuration file. Imports nothing heavy: the command line reads it for `--help`."""
+A space consists of short names for ranges around the papers' values (`NAMED`), or of a YAML file that looks like a
+configuration file. This module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raytriever.training.training_settings import MAY_CHANGE
 
 BATCH_AUC = "dev_batch_auc"
 Point = dict[str, Any]  # values by `section.setting`
-# Settings of the data and the metric that trials are compared on. Trials that differ here cannot be compared.
+# Settings that cannot be searched: trials with different data or metrics cannot be compared.
 _COMPARED = ("data.dataset", "data.dev_split", "data.test_split", "training.best_metric")
 _KEYS = ("low", "high", "scale", "grid")
 _SCALES = ("linear", "log")
@@ -95,12 +95,12 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting that is searched.
+    """One searched setting.
 
     Args:
-        values: values of a grid; without a range, the values of every sampler.
+        values: values of a grid; if there is no range, every sampler uses them.
         low, high: ends of a range; None for a list of values.
-        log: whether values are drawn uniformly from the logarithm.
+        log: whether values are drawn uniformly on a logarithmic scale.
     """
 
     section: str
@@ -118,7 +118,7 @@ class Dimension:
 
     @property
     def is_range(self) -> bool:
-        """Return whether the dimension is a range, not a list of values."""
+        """Return whether the dimension is a range rather than a list of values."""
         return self.low is not None
 
     def at(self, fraction: float) -> float | int:
@@ -135,7 +135,7 @@ class Dimension:
         return round(value) if self.whole else value
 
     def to_dict(self) -> Any:
-        """Return the dimension in the form of a YAML file."""
+        """Return the dimension as a YAML file has it."""
         if not self.is_range:
             return list(self.values)
         scale = {"scale": "log"} if self.log else {}
@@ -150,7 +150,7 @@ class SearchSpace:
     dimensions: tuple[Dimension, ...]
 
     def grid(self) -> list[Point]:
-        """Return every combination of the dimensions' values; the last dimension changes fastest."""
+        """Return every combination of the dimensions' values. The last dimension changes fastest."""
         for one in self.dimensions:
             if not one.values:
                 what = f"{one.key} has a range and no values for a grid"
@@ -162,7 +162,7 @@ class SearchSpace:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return sections and settings in the form of a YAML file."""
+        """Return sections and settings as a YAML file has them."""
         sections: dict[str, Any] = {}
         for one in self.dimensions:
             sections.setdefault(one.section, {})[one.name] = one.to_dict()

@@ -1,4 +1,4 @@
-"""Figure of a sweep: the metric over one searched number. MLflow draws the parallel coordinates and the curves."""
+"""Plot of a sweep: the metric over one searched number. MLflow draws the parallel coordinates and the curves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raytriever.experiments.tuning.trial_log import Trial, setting_text
 def save_response(
     path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, log: bool
 ) -> None:
-    """Draw the metric over one dimension: a point for each trial, and a line through the means.
+    """Draw the metric over one dimension, with a point for each trial and a line through the means.
 
     Args:
         key: dimension whose values are numbers.

@@ -1,4 +1,4 @@
-"""Trial log of a sweep (`trials.json`, rewritten whole after every change) and its table, the best trial first."""
+"""Trial log of a sweep (`trials.json`, rewritten as a whole after every change) and its table, best trial first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytriever.experiments.tuning.space import short_name
 from raytriever.training.training_settings import DEV_LOSS
 
 TRIAL_LOG = "trials.json"
-TABLE_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)  # columns after the deciding one
+TABLE_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)  # columns after the deciding metric
 Status = Literal["running", "finished", "stopped", "failed"]
 RUNNING: Literal["running"] = "running"
 FINISHED: Literal["finished"] = "finished"
@@ -35,12 +35,12 @@ class Trial:
     """One trial.
 
     Args:
-        number: from 0; its directory is `trials/NUMBER` with three digits or more.
+        number: number from 0; its directory is `trials/NUMBER` with three or more digits.
         settings: its point of the search space, by `section.setting`.
         status: `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
-        metrics: on the dev split, if it is finished.
+        metrics: metrics on the dev split, if it is finished.
         seconds: duration, over all calls.
-        reason: why it failed, or at which step it was stopped.
+        reason: reason why it failed, or the step at which it was stopped.
     """
 
     number: int
@@ -53,11 +53,11 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name of its directory and its run."""
+        """Name of the trial's directory and run."""
         return f"{self.number:03d}"
 
     def value(self, metric: str) -> float | None:
-        """Return the metric, where larger is better; None if the trial is not finished or the value is not finite."""
+        """Return the metric, signed so that larger is better; None if it is not finite or the trial is not finished."""
         value = self.metrics.get(metric)
         if self.status != FINISHED or value is None or not math.isfinite(value):
             return None
@@ -69,13 +69,13 @@ class _Trials(TypedDict):
 
 
 def find_best(trials: Sequence[Trial], metric: str) -> Trial | None:
-    """Return the finished trial with the highest value, the first of equals; None if no trial is finished."""
+    """Return the finished trial with the highest value, the first of equal ones; None if no trial is finished."""
     valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
     return max(valued)[2] if valued else None
 
 
 def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
-    """Return the trials of a sweep by number, all with these settings or those of the first; empty before its start."""
+    """Return the trials of a sweep by number, or nothing before its start. All must have the same searched settings."""
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []
@@ -92,7 +92,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
 
 
 def write_trials(folder: Path, trials: Sequence[Trial], metric: str, planned: int) -> None:
-    """Write all trials, the number of the best one so far, and how many are planned."""
+    """Write all trials, the number of the best one so far, and the planned number of trials."""
     best = find_best(trials, metric)
     content = {
         "format": FORMAT,
@@ -105,14 +105,14 @@ def write_trials(folder: Path, trials: Sequence[Trial], metric: str, planned: in
 
 
 def rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Return the finished trials, the best first, then the others by number."""
+    """Return the finished trials, best first, then the others by number."""
     return sorted(
         trials, key=lambda t: (0, -value, t.number) if (value := t.value(metric)) is not None else (1, 0.0, t.number)
     )
 
 
 def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
-    """Return the table of a sweep: a row of titles, then a row for each trial, of which there is at least one.
+    """Return the table of a sweep: a row of titles, then a row for each trial. There must be at least one.
 
     The deciding metric is the first metric column.
     """
@@ -130,5 +130,5 @@ def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
 
 
 def setting_text(value: Any) -> str:
-    """Return the value of a setting as text, a float with four digits."""
+    """Format the value of a setting, with four digits for a float."""
     return f"{value:.4g}" if isinstance(value, float) else "none" if value is None or value == "" else str(value)

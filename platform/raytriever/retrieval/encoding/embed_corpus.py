@@ -1,8 +1,7 @@
 """Embeddings of one side of a data set: from the cache, encoded if missing, or from a store that the user names.
 
 The key of a store covers the weights, the encoding settings and the texts, so a changed model or corpus never uses old
-embeddings. When the cache exceeds its limit, the least recently used stores are removed first.
-"""
+embeddings. When the cache exceeds its limit, the least recently used stores are removed first."""
 
 from __future__ import annotations
 

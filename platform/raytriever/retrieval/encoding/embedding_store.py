@@ -268,7 +268,6 @@ class EmbeddingStore:
 
 
 def _plan_of(path: Path, meta: dict[str, Any]) -> EmbeddingPlan:
-    """Return the plan in the manifest of a store; raises `StorageError`."""
     if meta.get("kind") != KIND:
         raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
     content = {name: value for name, value in meta.items() if name != "kind"}

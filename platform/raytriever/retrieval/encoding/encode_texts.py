@@ -31,9 +31,7 @@ def encode_queries(
 ) -> Float32[ndarray, "queries width"]:
     """Return the embeddings of queries of a data set, each with its prompt.
 
-    This is the query's own prompt, else that of `prompts`, else the one that the retriever has for the name of the data
-    set.
-    """
+    This is the query's own prompt, else that of `prompts`, else the retriever's for the name of the data set."""
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]
     prompt = dataset.prompts_of(queries, default)

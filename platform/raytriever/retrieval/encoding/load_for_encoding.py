@@ -1,8 +1,7 @@
 """Loader of retrievers for encoding only: weights in the chosen precision, and faster layers on a CPU.
 
 The linear layers on a CPU add numbers in another order, so the last bits differ. Such a retriever cannot be trained or
-saved. Attention is torch's own.
-"""
+saved. Attention is torch's own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Encoder of the shards of a store. A pipeline reads or makes the tokens, encodes them, and writes the embeddings.
 
 Prepared tokens are used if this tokenizer and prompt made them; otherwise the texts are tokenized. If `TRIES` processes
-die over one shard, the job ends with an error that names its rows.
-"""
+die over one shard, the job ends with an error that names its rows."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ If an earlier store has the embedding of a text, it is copied. Each row has a ke
 `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. So in a store of the same encoder,
 the same key means the same embedding, and only the other texts are encoded. Earlier stores are those in the cache,
 finished or not, and those that `encode` wrote elsewhere (`store.cache`). Damaged shards are ignored. If a store is
-removed while its rows are copied, the texts are encoded.
-"""
+removed while its rows are copied, the texts are encoded."""
 
 from __future__ import annotations
 
@@ -175,7 +174,7 @@ class StoreWriter:
 
     @property
     def _is_durable(self) -> bool:
-        """Whether files are synced to disk. A small store in the cache is not: it takes minutes to compute again."""
+        """True if files are synced to disk. A small store in the cache is not: it takes minutes to compute again."""
         return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
 
 
@@ -253,8 +252,7 @@ def find_earlier(
 def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
     """Yield the finished shards of other stores of the same encoder, newest store first.
 
-    Each is the directory of the store, the path of the shard, and its files.
-    """
+    Each is the directory of the store, the path of the shard, and its files."""
     times: dict[str, float] = {}
     for path in (writer.path, *(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()):
         with suppress(OSError):

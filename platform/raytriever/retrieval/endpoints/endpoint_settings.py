@@ -113,8 +113,7 @@ def check_reading(config: EncoderConfig) -> None:
 def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> str | None:
     """Return the key from the environment, or None if the default variable is not set.
 
-    Raise `ConfigError` if another variable is named but not set, or if its value cannot be sent.
-    """
+    Raise `ConfigError` if another variable is named but not set, or if its value cannot be sent."""
     key = os.environ.get(config.key_variable, "").strip()
     if not key:
         if config.key_variable != ServiceConfig().key_variable:

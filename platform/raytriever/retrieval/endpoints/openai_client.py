@@ -98,8 +98,7 @@ class Dialect(Protocol):
     def adapt(self, sent: int, message: str) -> bool:
         """Drop the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request. Parallel requests may fail for the same reason, which counts
-        once.
+        `sent` is the `version` of the rejected request, because parallel requests may fail for the same reason.
         """
 
 
@@ -139,8 +138,7 @@ class Client:
     async def check(self) -> None:
         """Request the list of models, so that a wrong address, key or model name shows before any slow step.
 
-        Raise `ServiceError` if the service cannot be reached, rejects the key, or does not list the model.
-        """
+        Raise `ServiceError` if the service cannot be reached, rejects the key, or does not list the model."""
         try:
             status, body, _ = await self._exchange("GET", "/models", None)
         except TemporaryFailure as failure:

@@ -206,7 +206,6 @@ class Endpoint(OutsideEncoder):
         return TokenEstimator() if few else TokenEstimator(self._paid.bytes, self._paid.tokens)
 
     def _submit(self, work: Coroutine[Any, Any, None]) -> Future[None]:
-        """Run a coroutine in the thread of the requests."""
         with self._lock:
             if not self._pending:
                 self._loop = asyncio.new_event_loop()

@@ -70,8 +70,7 @@ class Spending:
     async def reserve(self, prompt_bytes: int, max_tokens: int) -> TokenCounts:
         """Wait until the budget allows a request in addition to those in flight, and reserve its largest possible cost.
 
-        Raise `BudgetReached` if the request exceeds the budget although no other is in flight.
-        """
+        Raise `BudgetReached` if the request exceeds the budget although no other is in flight."""
         while True:
             needed = TokenCounts(self.estimator.estimate(prompt_bytes), max_tokens)
             if self._fits(needed):

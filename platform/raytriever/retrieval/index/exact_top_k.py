@@ -15,8 +15,7 @@ threads and any device. The search goes through the blocks, with as many queries
 The error of a quick score is at most g |q| |d| + t, g = m u / (1 - m u), u = 2^-22, m = n + 16, in any order of
 summation (Higham, Accuracy and Stability, section 3.1). This u is four times the unit roundoff of float32, because a
 GPU may truncate. t covers numbers below 2^-126, which may become 0. If norms exceed 2^60, float32 might overflow, so
-the whole block is scored exactly.
-"""
+the whole block is scored exactly."""
 
 from __future__ import annotations
 
@@ -49,13 +48,11 @@ from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, scores
 
 # Bytes of a block's embeddings, and of a tile's scores or float64 embeddings on a CPU and on a GPU.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
-# Bytes of the quick scores of all CPU threads. A product repacks all documents of a block, so it should have many
-# queries.
+# Bytes of the quick scores of all CPU threads. A product repacks a whole block, so it should have many queries.
 SCORE_BYTES = 2**27
 # Blocks with fewer rows are joined.
 FEWEST_ROWS = 32_768
-# Documents kept in addition to k; growth of their number at a new search; and the whole block is scored if 1 / `_WHOLE`
-# of it is kept.
+# Documents kept in addition to k, growth at a new search, and inverse of the share from which all of a block is scored.
 MORE, _GROWTH, _WHOLE = 32, 4, 4
 # Shares of a GPU's free memory: for documents that stay there, and for a tile.
 DOCUMENT_SHARE, TILE_SHARE = 0.6, 0.06
@@ -78,8 +75,6 @@ class DocumentBlock:
 
 
 class _Search:
-    """Rankings of queries over the blocks added so far, with one row per query."""
-
     def __init__(self, queries: Float32[ndarray, "queries width"], k: int, device: torch.device) -> None:
         refuse_forked()
         self._queries, self._device = torch.from_numpy(as_float32(queries)), device
@@ -181,8 +176,7 @@ def _smallest(keys: Int64[Tensor, "queries _"], k: int) -> Int64[Tensor, "querie
 def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], device: torch.device) -> None:
     """Search for all queries. On a CPU, each thread searches alone for some of them.
 
-    If each operation of torch used several threads, all would wait for the slowest one after every operation.
-    """
+    If each operation of torch used several threads, all would wait for the slowest one after every operation."""
     threads = torch.get_num_threads()
     parts = min(2 * threads, len(rows) // FEWEST_QUERIES) if threads > 1 and device.type == "cpu" else 1
     if parts < 2:

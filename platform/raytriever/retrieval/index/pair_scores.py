@@ -4,8 +4,7 @@ The product of two float32 numbers is exact in float64, but a sum of products de
 any order its error is at most (n + 2) 2^-53 |q| |d| for vectors of n components (Higham, Accuracy and Stability,
 section 3.1). If a sum rounds to the same float32 number with and without this error, the order does not matter. The
 others, about two of 100,000, are summed exactly. So a score has the same bits in every block, shard, thread, device and
-library.
-"""
+library."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Codes and scores equal those of sentence-transformers' `quantize_embeddings`, `semantic_search_usearch` (int8, binary)
 and `semantic_search_faiss` (ubinary):
 
-1. `int8`: the range of each component in the sample is divided into 256 equal steps, and the code is the number of the
-    step.
+1. `int8`: the range of each component in the sample has 256 equal steps, and a code is the number of a step.
 2. `binary` and `ubinary`: one bit per component, 1 if it is above 0. Eight bits form a byte; `binary` subtracts 128.
 
 The query is quantized too. Its codes select candidates by the dot product (int8) or by the number of equal bits. Then

@@ -43,8 +43,8 @@ class Bm25Index:
 
     @classmethod
     def of(cls, documents: Documents) -> Bm25Index:
-        """Return the index of a corpus, analyzed in its language. The postings of a large corpus are in the cache, for
-        all commands.
+        """Return the index of a corpus, analyzed in its language. All commands share the cached postings of a large
+        one.
 
         Raises:
             DataError: the processes that analyze texts died.
@@ -121,8 +121,7 @@ def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ig
     term.
 
     The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term
-    t are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus.
-    """
+    t are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus."""
     for query in range(len(keys)):
         own, heap = terms[offsets[query] : offsets[query + 1]], keys[query]
         _add(weights, documents, starts, own, scores)

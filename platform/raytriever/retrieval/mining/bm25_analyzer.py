@@ -176,8 +176,7 @@ def _stemmer(name: str) -> Any:
 def _word_pattern() -> re.Pattern[str]:
     """Return the pattern of a word of two or more characters, or of one digit.
 
-    Marks, such as the vowels of Hindi, belong to the letter before them.
-    """
+    Marks, such as the vowels of Hindi, belong to the letter before them."""
     marks = (chr(point) for point in range(0x300, 0x10000) if unicodedata.category(chr(point)).startswith("M"))
     return re.compile(rf"\w[\w{''.join(marks)}]+|\d")
 

@@ -4,8 +4,7 @@ Every search is deep enough that the requested ranks exist after the excluded do
 query does not depend on its block.
 
 One scorer of pairs serves the whole table, so that thresholds mean the same for all methods. It is the judge if there
-is one, else the encoder if a method needs it anyway, else BM25.
-"""
+is one, else the encoder if a method needs it anyway, else BM25."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ def _of_pairs(
 ) -> Callable[[ndarray, ndarray], ndarray]:
     """Return the `score` of a `PairScorer` that calls a function with at most `step` pairs at once.
 
-    It raises `ModelError` for a score that is not finite.
-    """
+    It raises `ModelError` for a score that is not finite."""
 
     def score_all(rows: ndarray, documents: ndarray) -> ndarray:
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
@@ -252,8 +250,7 @@ class MiningInputs:
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
         """Find the positives of similar queries, scored by the similarity of these queries.
 
-        A positive of several queries has the rank of the most similar one.
-        """
+        A positive of several queries has the rank of the most similar one."""
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
         corpus, order = self._similar_queries
         k = 2 * wanted

@@ -9,8 +9,7 @@
 3. Scores that are too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
 
 The verdict on a candidate is the first of `REASONS` that applies. So the counts of all verdicts add up to the number of
-candidates.
-"""
+candidates."""
 
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ Verdicts = Int8[ndarray, "queries ranks"]
 def contains_answer(passage: str, answers: Iterable[str]) -> bool:
     """Return True if the passage contains one of the answers as whole words. An empty answer never matches.
 
-    A match is rejected if it begins or ends inside a word, that is, between two cased letters or digits. The caller
-    must `normalize` all texts.
+    A match is rejected if it begins or ends inside a word, that is, between two cased letters or digits. Callers
+    `normalize` all texts.
     """
     for answer in filter(None, answers):
         start = passage.find(answer)
@@ -60,8 +59,7 @@ def _is_inside_word(left: str, right: str) -> bool:
 
 
 def _is_word_character(character: str) -> bool:
-    """Return True for a digit or a letter that has a capital (texts are case-folded), False for an empty string."""
-    return character.isdigit() or character.upper() != character
+    return character.isdigit() or character.upper() != character  # texts are case-folded; an empty one has neither
 
 
 @dataclass(frozen=True)

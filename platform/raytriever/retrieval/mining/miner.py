@@ -8,8 +8,7 @@
 
 `build_negatives_table` makes the table of a training run: the table that the user names, the hard negatives of the data
 set, and BM25's negatives if there are no others or the mix requests them. This module does not use Ray, so that mining
-gives the same table in a command and during training.
-"""
+gives the same table in a command and during training."""
 
 from __future__ import annotations
 
@@ -96,11 +95,9 @@ class CandidateFilter:
     finished: Parts
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
-        """Mine with one method. Return the columns of the kept candidates, and the number of candidates for each
-        verdict.
+        """Mine with one method. Return the kept candidates as columns, and the number of candidates for each verdict.
 
-        The columns are the index of the query in the split, document, rank and score.
-        """
+        The columns are the index of the query in the split, document, rank and score."""
         excluded = self.inputs.excluded
         first, end = self._ranks(method)
         order = np.argsort(excluded.counts, kind="stable")

@@ -126,7 +126,6 @@ def _digests(
     documents: EmbeddingStore | None,
     judge: CrossEncoder | None,
 ) -> list[Any]:
-    """Return the digests of all inputs that decide the negatives."""
     rows = hashlib.sha256()
     for column in vars(dataset.negatives).values() if dataset.negatives else ():
         rows.update(np.ascontiguousarray(column).data)

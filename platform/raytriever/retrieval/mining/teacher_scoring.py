@@ -3,8 +3,7 @@
 Each query of a split is scored with its positives and its candidates: the rows of a negatives table and the best
 documents of a TREC run. If neither is passed, the candidates are the hard negatives of the data set. Scores are the
 cross-encoder's logits, before any activation. The cache keeps finished parts, so after an interruption the same command
-continues and writes the same bytes.
-"""
+continues and writes the same bytes."""
 
 from __future__ import annotations
 
@@ -151,7 +150,6 @@ def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
 def _score(
     finished: Parts, part: int, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
 ) -> tuple[Float32[ndarray, " pairs"], int]:
-    """Score the parts that are not finished. Return all scores, and the number of pairs scored now."""
     scores, passages, missing = np.empty(len(pairs), np.float32), dataset.passages(), dict[str, slice]()
     for start in range(0, len(pairs), part):
         rows, name = slice(start, min(len(pairs), start + part)), f"part-{start // part:06d}"

@@ -195,8 +195,7 @@ def _meta(
 ) -> dict[str, Any]:
     """Return the entries of the manifest, before any passage is encoded.
 
-    `key` is the digest of everything that decides the index. `store` is the store that the user names, if any.
-    """
+    `key` is the digest of everything that decides the index. `store` is the store that the user names, if any."""
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}

@@ -284,8 +284,7 @@ def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, pro
     """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set.
 
     `int8` says whether texts are encoded in 8-bit integers. By default the data set's name chooses `prompts`. An
-    encoder without files is identified only by its settings.
-    """
+    encoder without files is identified only by its settings."""
     if not has_files(config.model):
         return digest_of(config.identity(), dataset)
     model = read_files(config)
@@ -346,8 +345,7 @@ class Decider:
     Args:
         calibration: calibration that names the confidence; None if there is none.
         documents: the corpus, which BM25 indexes if the confidence needs it.
-        lists_all: whether rankings should have `depth` passages. A reranking of 10 had no more when it was calibrated
-            either.
+        lists_all: whether rankings should have `depth` passages. A reranking of 10 has fewer by design.
     """
 
     calibration: Calibration | None

@@ -211,8 +211,7 @@ class PassageIndex(ABC):
         """Return scores and positions of the k best passages that the index finds for each query."""
 
     def search(self, queries: Sequence[str], top: int, threshold: float | Literal["kept"] | None = None) -> list[Hits]:
-        """Return the `top` passages with the highest scores for each query, best first, without those below the
-        threshold.
+        """Return for each query the `top` passages with the highest scores, best first, none below the threshold.
 
         Raises:
             ConfigError: the threshold is `kept`, and the calibration has no such threshold.

@@ -1,7 +1,7 @@
 """Run the trials of a sweep under Ray Tune: searcher, ASHA scheduler, stopper and tuner.
 
-Tune keeps a state of its own, of pickles, in a folder that is deleted with the call. A sweep resumes from `trials.json`
-and the run directories of its trials."""
+Tune's own state consists of pickles, in a folder that is deleted at the end of the call. A sweep resumes instead from
+`trials.json` and the run directories of its trials."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ Curve = Sequence[tuple[int, float]]
 NO_STEP_LIMIT = 10**9
 MAX_FAILURES = 3  # restarts of a trial whose process died; it resumes from its checkpoint
 _RAY_TUNE = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # log files for every trial
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # of a state that is never restored
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the last report of a trial holds its end, not the watched metric
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Tune would write log files for every trial
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # seconds between checkpoints of a state that is never restored
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the last report of a trial does not hold the watched metric
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",  # it prints even with `verbose=0`
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints even with `verbose=0`
 }
 
 
 def watched_metric(search: SearchConfig) -> str | None:
-    """Return the metric that trials are stopped by, by its name in the events; None if no trial is stopped early."""
+    """Return the metric that stops trials, by its name in the events; None if no trial is stopped early."""
     if not search.asha:
         return None
     return search.asha_metric if search.asha_metric in (BATCH_AUC, DEV_LOSS) else DEV + search.asha_metric
 
 
 class _Stateless:
-    """Part of a searcher, scheduler or stopper of Tune without a state: see the docstring of this file."""
+    """Base of a searcher, scheduler or stopper of Tune whose state is never stored; see the top of this file."""
 
     def save(self, checkpoint_path: str) -> None:
         """Write an empty file."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
-        """Read nothing."""
+        """Do nothing."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 class TrialProposals(_Stateless, Searcher):
-    """Tune's searcher. `next_job` returns a trial, None if earlier ones must end first, or raises StopIteration.
+    """Tune's searcher. `next_job` returns a trial, or None if earlier ones must end first, or raises StopIteration.
 
-    At its end, `on_end` gets its number, its last result, and whether its process died too often.
+    At the end of a trial, `on_end` gets its number, its last result, and whether its process died too often.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Asha(_Stateless, AsyncHyperBandScheduler):
     """Asynchronous successive halving (Li et al., 2020) that includes the trials of earlier calls.
 
     Args:
-        metric, larger: metric that trials are compared by, and whether larger values are better.
+        metric, larger: metric that compares trials, and whether larger values are better.
         grace: no trial is stopped before this step.
-        factor: one in this many trials continues at each rung.
-        curve_of: returns the curve of a resumed trial by its number.
+        factor: at each rung, one in this many trials continues.
+        curve_of: function that returns the curve of a resumed trial, given its number.
     """
 
     def __init__(
@@ -125,7 +125,9 @@ class Asha(_Stateless, AsyncHyperBandScheduler):
         super().__init__(STEP, metric, mode, max_t=NO_STEP_LIMIT, grace_period=grace, reduction_factor=factor)
         self._curve_of = curve_of
         for number, curve in enumerate(earlier):
-            self._replay(SimpleNamespace(trial_id=f"earlier-{number}"), curve)  # all that the scheduler reads
+            self._replay(
+                SimpleNamespace(trial_id=f"earlier-{number}"), curve
+            )  # the scheduler reads only the id of a trial
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """See `TrialScheduler`."""
@@ -138,7 +140,7 @@ class Asha(_Stateless, AsyncHyperBandScheduler):
 
 
 class SweepStopper(_Stateless, Stopper):
-    """Stops all trials after a call of `stop`."""
+    """Stopper that ends all trials after a call of `stop`."""
 
     def __init__(self) -> None:
         self._is_stopped = threading.Event()
@@ -181,7 +183,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
                 scheduler=_scheduler(manager, search, context.watched_metric) if context.watched_metric else None,
                 num_samples=manager.remaining,
                 max_concurrent_trials=plan.at_once,
-                # With several workers, the trial's process ends with the trial, so that a stop leaves no worker behind.
+                # The process of a trial with several workers ends with it, so that a stop leaves no worker behind.
                 reuse_actors=workers == 1,
                 trial_name_creator=lambda trial: str(trial.trial_id),
                 trial_dirname_creator=lambda trial: str(trial.trial_id),
@@ -207,7 +209,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
 
 
 def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:
-    """Return the resources of a trial's own process. Several workers reserve theirs; the trial needs none."""
+    """Return the resources of a trial's own process. It needs none if several workers reserve their own."""
     if workers > 1:
         return {"node:__internal_head__": 0.001}
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}

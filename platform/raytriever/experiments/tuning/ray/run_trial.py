@@ -1,8 +1,8 @@
 """Run one trial of a sweep in a Ray Tune process: train like any run, then evaluate on the dev split.
 
-A trial of one worker trains in the process of the trial, which Tune keeps warm for later trials. A trial of several
-workers holds no processor itself: its workers are a Ray Train group whose resources are reserved all at once or not at
-all, so that concurrent trials cannot each hold half of what they need."""
+A trial with one worker trains in the trial's own process, which Tune reuses for later trials. A trial with several
+workers reserves no CPU itself. Its workers are a Ray Train group, whose resources are reserved all at once or not at
+all, so that concurrent trials cannot each hold half of the resources that they need."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.model_settings import ModelConfig
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
-# Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
+# Keys of the results that a trial reports to Tune: three in the last result, and the step in each validation.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One trial: a training, without its negatives, and the name of their table among those of the sweep."""
+    """One trial: a training without its negatives, and the name of their table in the sweep."""
 
     number: int
     training: TrainingJob
@@ -43,7 +43,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class TrialEvent:
-    """Event of a trial, on its way to the driver; None after the last one."""
+    """Event of a trial on its way to the driver. None follows the last event."""
 
     number: int
     event: Event | None
@@ -55,8 +55,8 @@ class SweepContext:
 
     Args:
         trials_per_node: number of trials that share a node's cores.
-        watched_metric: metric that is reported to Tune at each validation; None if no trial is stopped early.
-        searches_corpus: whether a trial searches the whole corpus at its end; otherwise its dev loss suffices.
+        watched_metric: metric to report to Tune at each validation; None if no trial is stopped early.
+        searches_corpus: whether a trial searches the whole corpus at its end. If not, its dev loss is enough.
     """
 
     queue: EventQueue
@@ -67,20 +67,20 @@ class SweepContext:
 
 
 def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], context: SweepContext) -> None:
-    """Run the trial of `{"job": TrialJob}`, and report its end to Tune, which may stop it by `SystemExit`."""
+    """Run the trial in `{"job": TrialJob}` and report its end to Tune, which may stop it with `SystemExit`."""
     job: TrialJob = config["job"]
     context.driver.enter()
     folder, watched = job.training.folder, context.watched_metric
 
     def on_event(event: Event) -> None:
-        """Send an event to the driver, and report a validation to Tune after the driver has stored all events."""
+        """Send an event to the driver. Report a validation to Tune after the driver has stored all events."""
         compared: dict[str, float] = {}
         if watched and isinstance(event, StepEvent | ValidationEvent) and watched in event.metrics:
             compared = {STEP: event.step, watched: event.metrics[watched]}
         send = context.queue.flush if compared or isinstance(event, CheckpointEvent) else context.queue.send
         send(TrialEvent(job.number, event))
         if compared:
-            # Where Tune stops the trial, this raises SystemExit, which ends the training that sent the event.
+            # If Tune stops the trial, this raises SystemExit, which ends the training that sent the event.
             tune.report(compared)
 
     result: dict[str, Any]
@@ -90,25 +90,25 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
         result = {ENDED: True, METRICS: _evaluate(job.training) if context.searches_corpus else {}}
     except UserError as error:
         result = {ENDED: False, REASON: str(error)}
-    except Exception as error:  # a defect, which must not end the other trials
+    except Exception as error:  # a defect in one trial must not end the others
         (folder / "error.txt").write_text(traceback.format_exc())
         first = str(error).strip().split("\n")[0]
         result = {ENDED: False, REASON: f"{type(error).__name__}: {first} (see {folder / 'error.txt'})"}
-    context.queue.flush(TrialEvent(job.number, None))  # returns when the driver has handled all events
+    context.queue.flush(TrialEvent(job.number, None))  # this returns after the driver has handled all events
     tune.report(result)
 
 
 def _evaluate(job: TrainingJob) -> dict[str, float]:
     if job.in_process:
         return evaluate_on_dev(job)
-    # The workers' resources are free again. The trial's own placement group, the default for its tasks, holds none.
+    # The workers have freed their resources. "DEFAULT" avoids the trial's own placement group, which has none.
     task = ray.remote(num_cpus=1, num_gpus=min(1, count_gpus()), scheduling_strategy="DEFAULT")(evaluate_on_dev)
     metrics: dict[str, float] = ray.get(task.remote(job, DriverContext()))
     return metrics
 
 
 def evaluate_on_dev(job: TrainingJob, driver: DriverContext | None = None) -> dict[str, float]:
-    """Search the whole corpus of a trial's first data set, and return the metrics on its dev split."""
+    """Search the whole corpus of a trial's first data set. Return the metrics on its dev split."""
     if driver is not None:
         driver.enter()
     model, split = ModelConfig(model=str(job.folder / "model")), job.config.data.dev_split

@@ -1,4 +1,4 @@
-"""Training data that the trials of a sweep share, prepared once: data sets, tokens, hard negatives."""
+"""Training data that the trials of a sweep share and that is prepared once: data sets, tokens, hard negatives."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from raytriever.losses.build_loss import build_loss
 from raytriever.tracking.tracker import DatasetRecord
 from raytriever.training.run_config import Config, check_config, override
 
-SECTIONS = ("data", "model")  # whose settings decide the data that trials can share
+SECTIONS = ("data", "model")  # sections whose settings decide the data that trials can share
 
 
 def trial_config(base: Config, point: Point) -> Config:
-    """Return the checked settings of a trial; raise `ConfigError` if one is not valid or contradicts another."""
+    """Return the checked settings of a trial. Raise `ConfigError` if one is not valid or contradicts another."""
     layer: dict[str, dict[str, object]] = {}
     for key, value in point.items():
         section, _, name = key.partition(".")
         layer.setdefault(section, {})[name] = value
     if "training.epochs" in point and "training.max_steps" not in point:
-        layer["training"]["max_steps"] = None  # searched epochs must not be overridden by it
+        layer["training"]["max_steps"] = None  # else it would override the searched epochs
     config = override(base, layer)
     check_config(config)
     config = replace(config, loss=config.loss.pinned())
@@ -37,7 +37,7 @@ def trial_config(base: Config, point: Point) -> Config:
 
 @dataclass
 class SweepData:
-    """Opened data sets and negatives tables of a sweep, by the settings that decide them."""
+    """Opened data sets and negatives tables of a sweep, keyed by the settings that decide them."""
 
     log: Callable[[str], None]
     tables: dict[str, NegativesTable | None] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class SweepData:
             self._open(trial_config(base, point))
 
     def job(self, number: int, config: Config, folder: Path) -> TrialJob:
-        """Return a trial; raise `UserError` if its settings leave no training examples."""
+        """Return a trial. Raise `UserError` if its settings leave no training examples."""
         opened, table = self._trainings[_key(config)], _rows(config)
         training = config.training
         data = replace(opened.data, config=config.data, batch_size=training.batch_size, seed=training.seed)
@@ -69,7 +69,7 @@ class SweepData:
         return resolved_config(config, self._trainings[_key(config)].description)
 
     def record(self) -> DatasetRecord:
-        """Return the data set that all trials are compared on, for the tracker."""
+        """Return the data set on which all trials are compared, for the tracker."""
         opened = next(iter(self._trainings.values()))
         dataset = opened.data.datasets[0]
         return DatasetRecord(dataset.name, opened.config.data.dataset, dataset.digest, dataset.counts())
@@ -78,12 +78,12 @@ class SweepData:
         key = _key(config)
         if key not in self._trainings:
             [self._trainings[key]] = open_run(config, self.log).trainings
-            # Tables hold documents, so they do not depend on the encoder.
+            # A table holds documents, not tokens, so it does not depend on the encoder.
             self.tables[_rows(config)] = self._cache.table(self._trainings[key])
 
 
 def _rows(config: Config) -> str:
-    """Return the settings that decide the rows and the negatives, as a name of the table."""
+    """Return the name of a table: the settings that decide the rows and the negatives."""
     data = config.data
     table = (data.negatives_table, data.negatives_mix) if data.negatives_per_query else None
     return repr((data.datasets, data.train_split, data.dev_split, table))

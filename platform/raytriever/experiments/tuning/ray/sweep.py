@@ -1,12 +1,12 @@
-"""Run a sweep: many trials under Ray Tune, the best one evaluated on the test split, everything logged and plotted.
+"""Run a sweep: many trials under Ray Tune, evaluation of the best one on the test split, logs and plots.
 
 1. Check the space, every trial of a grid, the directory, data sets and models before anything is written.
-2. Prepare once what all trials share (`training_data`). Tune runs the trials (`tuner`, `trial`), each an ordinary run
-   in its own directory, recorded on the driver by one writer (`manager`).
-3. Evaluate the trial with the best dev metric as the end of a run: next to the untrained encoder and BM25.
+2. Prepare the data that all trials share (`shared_training_data`). Tune runs the trials (`ray_tuner`, `run_trial`).
+    Each is an ordinary run in its own directory, and only the driver records it (`trial_manager`).
+3. Evaluate the trial with the best dev metric like the end of a run, together with the untrained encoder and BM25.
 
-An interrupted sweep resumes when called again: finished and stopped trials stay, a running one resumes from its newest
-checkpoint, and failed ones are repeated."""
+An interrupted sweep resumes when called again. Finished and stopped trials are kept, running ones resume from their
+newest checkpoints, and failed ones are repeated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from raytriever.training.run_config import Config, dump_config, hash_of, to_dict
 from raytriever.training.training_settings import DEV_LOSS
 
 COORDINATORS = 2  # logical CPUs that `ray_session` adds to those of the workers
-# Settings of the execution, which may differ when a sweep is resumed.
+# Settings that do not affect results, and so may differ when a sweep is resumed.
 _MAY_CHANGE = ("trials", "trials_at_once", "trial_gpus")
 SWEEP = "sweep"
 BEST_TRIAL = "raytriever.best_trial"  # tag of a sweep
@@ -76,7 +76,7 @@ class SweepResult:
 
     Args:
         best: the best trial; None if no trial finished.
-        results: those of the best trial on the test split; None if no trial finished.
+        results: results of the best trial on the test split; None if no trial finished.
         is_new: False if an earlier call had already finished the sweep.
     """
 
@@ -102,14 +102,14 @@ def run_sweep(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> SweepResult:
-    """Run all trials of a sweep, and evaluate the best one on the test split.
+    """Run all trials of a sweep and evaluate the best one on the test split.
 
     Args:
-        base: settings of all trials, except for those that are searched.
+        base: settings of all trials, except for the searched ones.
 
     Raises:
-        UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise nothing; they
-            are in the result.
+        UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise no error; the
+            result lists them.
     """
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
@@ -133,7 +133,7 @@ def run_sweep(
     data = SweepData(log)
     data.prepare(base, space)
     clients = open_trackers(trackers)
-    remove(output / TABLE)  # a sweep without its table has not ended
+    remove(output / TABLE)  # a sweep without this table has not ended
     run.begin(yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True))
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
@@ -169,7 +169,7 @@ def run_sweep(
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
-    """Return the search space and the plan, after a check of every trial of a grid; the settings have been checked."""
+    """Return the search space and the plan, after checking every trial of a grid. The settings are already checked."""
     if search.trial_gpus is not None and base.training.workers[1] > 1:
         what = "applies to trials of one worker"
         raise ConfigError(what, setting("trial_gpus"), "omit it: each of several workers has a GPU of its own")
@@ -213,10 +213,10 @@ def check_watched_metric(base: Config, search: SearchConfig) -> None:
 
 
 def open_best(output: Path, config: Config) -> RunDirectory:
-    """Return the run directory of the best trial with these settings; a new one in place of that of another trial."""
+    """Return the run directory of the best trial with these settings. It replaces that of another trial."""
     try:
         return RunDirectory.open(output / BEST, to_dict(config), fresh=False)
-    except ConfigError:  # it belongs to the trial that was the best then
+    except ConfigError:  # the directory belongs to an earlier best trial
         return RunDirectory.open(output / BEST, to_dict(config), fresh=True)
 
 
@@ -230,10 +230,10 @@ def evaluate_best(
     log: Callable[[str], None],
     started: float,
 ) -> Results:
-    """Evaluate the best trial as a run ends, and write `best/` and `best.yaml`, unless they are its own already.
+    """Evaluate the best trial like the end of a run. Write `best/` and `best.yaml` unless they already belong to it.
 
     Args:
-        tracker: Tracker of the sweep; the metrics are logged to the run of the trial, whose name is a tag of this one.
+        tracker: Tracker of the sweep. Metrics are logged to the trial's run, whose name is a tag of the sweep's run.
         started: `time.monotonic()` at the start of the command.
     """
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
@@ -255,7 +255,7 @@ def evaluate_best(
 
 @activity("drawing the figures of the sweep")
 def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, tracker: Tracker) -> None:
-    """Write `figures/response-NAME` of each number that was searched, and last `table.md`: it marks the end."""
+    """Write `figures/response-NAME` for each searched number. Write `table.md` last, because it marks the end."""
     if not trials:
         return
     figures, title = output / FIGURES, metric_label(metric)
@@ -272,7 +272,7 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
 
 
 def metric_label(name: str) -> str:
-    """Return the title of a metric, also of the ones that are measured on dev batches."""
+    """Return the title of a metric, including those that are measured on dev batches."""
     if name in (DEV_LOSS, BATCH_AUC):
         return name.replace("_", " ").replace("auc", "AUC")
     return metric_title(name.removeprefix(DEV))

@@ -1,6 +1,7 @@
-"""Trial manager of a sweep on the driver: propose trials, record their events, write the trial log.
+"""Trial manager of a sweep on the driver. It proposes trials, records their events, and writes the trial log.
 
-Ray Tune's loop calls from one thread and the trials' events arrive on another; every call takes the same lock."""
+Ray Tune's loop calls it from one thread, and the trials' events arrive on another, so every call takes the same lock.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +42,23 @@ from raytriever.training.run_config import TRIALS, Config, dump_config, to_dict
 from raytriever.training.training_settings import DEV_LOSS
 
 TRACKER_STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
-# Folders of a trial that are removed unless it is the best one.
+# Folders that are removed from every trial but the best one.
 LARGE_FOLDERS = ("checkpoints", "model", "negatives")
 
 
 class TrialRecorder(Recorder):
-    """Records the events of a trial."""
+    """Recorder of the events of a trial."""
 
     def __init__(self, tracker: Spool, folder: Path, name: str, log: Callable[[str], None]) -> None:
         super().__init__(tracker, folder, total_steps=0)
         self._name, self._log_of_sweep = name, log
 
     def _log(self, text: str) -> None:
-        if not text.startswith("step "):  # the validations of all trials would be too many lines
+        if not text.startswith("step "):  # lines about the validations of all trials would be too many
             self._log_of_sweep(f"trial {self._name}: {text}")
 
     def _start_status(self, text: str) -> None:
-        """Log nothing: the sweep logs how many trials run."""
+        """Do nothing: the sweep itself logs how many trials run."""
 
     def _bar(self, done: int) -> Progress:
         if self._progress is None:
@@ -84,7 +85,7 @@ class _Running:
 
 
 class TrialManager:
-    """Starts and ends trials: writes `trials.json`, their directories, and their runs at the tracker."""
+    """Manager that starts and ends trials. It writes `trials.json`, their directories and their tracked runs."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class TrialManager:
         return len(self._repeated) + max(0, self._plan.trials - len(self.trials))
 
     def status(self) -> str:
-        """Return a line with the numbers of ended and running trials."""
+        """Return a line with the number of ended trials and the running ones."""
         with self._lock:
             running = ", ".join(
                 f"{self.trials[number].name} at step {one.recorder.step}" for number, one in self._running.items()
@@ -125,7 +126,7 @@ class TrialManager:
         return self._folder / TRIALS / f"{number:03d}"
 
     def next_job(self) -> TrialJob | None:
-        """Start and return the next trial; None if it depends on one that has not ended.
+        """Start and return the next trial. Return None if it depends on one that has not ended.
 
         Raises:
             StopIteration: no trial remains.
@@ -137,18 +138,18 @@ class TrialManager:
                     return None
                 try:
                     return self._start(number)
-                except UserError as error:  # of these settings; those of other trials may be valid
+                except UserError as error:  # these settings are invalid; those of other trials may still be valid
                     self._end(number, FAILED, reason=str(error))
 
     def record(self, event: TrialEvent) -> None:
         """Record one event of a trial."""
         with self._lock:
             running = self._running.get(event.number)
-            if running is not None and event.event is not None:  # otherwise the trial was stopped in the meantime
+            if running is not None and event.event is not None:  # else the trial has just been stopped
                 running.recorder.record(event.event)
 
     def record_end(self, number: int, result: Mapping[str, Any] | None, process_died: bool) -> None:
-        """Record the end of a trial: it finished or failed, was stopped early, or its process died too often."""
+        """Record the end of a trial that finished or failed, was stopped early, or whose process died too often."""
         result = result or {}
         with self._lock:
             if number not in self._running or not self._records_ends:
@@ -165,12 +166,12 @@ class TrialManager:
                 self._end(number, STOPPED, reason=f"behind at step {result.get(STEP, 0)}")
 
     def stop_recording_ends(self) -> None:
-        """Ignore the ends of trials from now on: they end because the call ends, and the next call resumes them."""
+        """Ignore the ends of trials from now on. They end because the call ends, and the next call resumes them."""
         with self._lock:
             self._records_ends = False
 
     def close(self) -> None:
-        """Close the runs of trials that have not ended, and write the trial log."""
+        """Close the runs of trials that have not ended and write the trial log."""
         with self._lock:
             for number in list(self._running):
                 trial, seconds = self.trials[number], self._close_run(number, "KILLED")
@@ -178,13 +179,13 @@ class TrialManager:
             self._write()
 
     def _next_number(self) -> int | None:
-        """Return the number of the next trial, and add it to the trials if it is new; see `next_job`."""
+        """Return the number of the next trial; see `next_job`. Add the trial if it is new."""
         if self._repeated:
             return self._repeated.pop(0)
         number = len(self.trials)
         if number >= self._plan.trials:
             raise StopIteration
-        # Optuna learns from ended trials. It always gets the same ones, so that its proposals can be reproduced.
+        # Optuna learns only from trials that must have ended by now, so that its proposals are reproducible.
         settled = max(0, number - self._plan.at_once + 1)
         if self._plan.sampler.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
             return None
@@ -260,7 +261,7 @@ class TrialManager:
 
     def _log_to_tracker(self, trial: Trial) -> None:
         shown = [name for name in trial.metrics if name != DEV_LOSS or self._plan.metric == DEV_LOSS]
-        with suppress(UserError):  # they are stored in `trials.json`
+        with suppress(UserError):  # the metrics are also in `trials.json`
             self._tracker.log(points_now({f"trial/{name}": trial.metrics[name] for name in shown}, trial.number))
 
     def _update_gauges(self) -> None:
@@ -279,12 +280,12 @@ class TrialManager:
 
 
 def trial_run_name(trial: Trial, sweep: str) -> str:
-    """Return the name of a trial at a tracker, which begins with what differs from the other trials."""
+    """Return the name of a trial at a tracker. It begins with the differences from the other trials."""
     return f"{settings_text(trial.settings)} ({trial.name} of {sweep})"
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Return the settings of a trial as text, floats with four digits."""
+    """Format the settings of a trial, with four digits for floats."""
     return ", ".join(
         f"{short_name(key)} {value:.4g}" if isinstance(value, float) else f"{short_name(key)} {value}"
         for key, value in settings.items()

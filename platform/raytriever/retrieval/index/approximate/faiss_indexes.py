@@ -205,8 +205,7 @@ class Hnsw:
         index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
         links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)
-        # One row in `degree` is in the second layer, and one in its square in the third. The numbers are random, so
-        # reserve a little more.
+        # One row in `degree` is in the second layer, one in its square in the third. Layers are random: reserve more.
         upper = degree * int(1.1 * rows / (degree - 1) + 100)
         neighbors = rows * links.nb_neighbors(0) + upper
         for array, size in (

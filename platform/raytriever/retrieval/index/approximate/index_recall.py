@@ -1,8 +1,7 @@
 """Measurements of an approximate index: recall, candidates scored and queries per second, as a text table.
 
 Measurements use one thread and include the exact scoring of the candidates. Times are processor time, the minimum of
-several passes, so other work on the machine hardly changes them.
-"""
+several passes, so other work on the machine hardly changes them."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ Pruning chooses the neighbors of a document among near documents, from the neare
 nearer to the document than to every neighbor kept so far (the rule of the relative neighborhood graph). So edges point
 in many directions, and a document that is near another neighbor needs no edge. HNSW, Vamana and RoarGraph use this rule
 with small differences. Free slots may be filled by the nearest rejected candidates. The result for a document depends
-only on its candidates, so the number of threads does not matter.
-"""
+only on its candidates, so the number of threads does not matter."""
 
 from __future__ import annotations
 

@@ -215,8 +215,7 @@ def _closest(
 ) -> Int32[ndarray, "training nearest"]:
     """Return the closest documents of each training query.
 
-    They are computed in pieces, because scores and 8-byte positions take three times the memory of the result.
-    """
+    They are computed in pieces, because scores and 8-byte positions take three times the memory of the result."""
     close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
     corpus = Corpus(lambda: [(0, embeddings)], TieOrder.of(np.arange(len(embeddings))))
     for start in range(0, len(training), PIECE):

@@ -1,8 +1,8 @@
 """Progress of long work: tqdm's bar on a terminal, plain lines elsewhere.
 
 Both report how much is done, how fast, and how long the rest will take. Plain lines come at most every few seconds, so
-that a log file stays readable, and also when nothing advances, so that it is never silent for long (`activity`). Their
-rate leaves out the first advance, which includes one-time work such as compiling and starting threads.
+that a log file stays readable. They also come when nothing advances, so that it is never silent for long (`activity`).
+Their rate leaves out the first advance, which includes one-time work such as compiling and starting threads.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Confidence:
         expected = len(FEATURES) if self.name == COMBINED else 0
         numbers = (self.temperature, self.intercept, *self.weights)
         if self.name not in NAMES or len(self.weights) != expected or not np.isfinite(numbers).all():
-            raise MetricInputError(f"{self.name!r} with {len(self.weights)} weights", "confidence", "fit it again")
+            raise MetricInputError(f"{self.name!r} has {len(self.weights)} weights", "confidence", "fit it again")
         if self.temperature <= 0 or self.depth < 2:
             raise MetricInputError("a temperature or a depth is too low", "confidence", "fit it again")
 
@@ -176,7 +176,7 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
     The weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w².
     """
     if name not in NAMES:
-        raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")
+        raise MetricInputError(f"{name!r} is unknown", "confidence", f"give one of {', '.join(NAMES)}")
     depth = min(DEPTH, questions.scores.shape[1])
     found = questions.scores[~np.isnan(questions.scores[:, 0]), :depth].astype(np.float64)
     spread = float(np.median(np.nanstd(found, axis=1))) if len(found) else 0.0

@@ -108,7 +108,7 @@ def choose_answer_threshold(
         MetricInputError: the target is out of range, or no question has an answer.
     """
     if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
-        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a share above 0 and at most 1")
+        raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a share above 0 and at most 1")
     with_answer = int(answerable.sum())
     if not with_answer:
         raise MetricInputError("no question has an answer", "threshold", "give some that have one")
@@ -293,7 +293,7 @@ def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:
 def fewest_questions(alpha: float) -> int:
     """Return the smallest number of questions with which a risk of `alpha`, above 0 and below 1, can be kept."""
     if not 0 < alpha < 1:
-        raise MetricInputError(f"a share of {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
+        raise MetricInputError(f"the share is {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
     return int(np.ceil(1 / alpha - 1 - 1e-9))
 
 

@@ -27,8 +27,8 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
 
         AUC = (1 / |P||N|) Σ_{p in P} Σ_{n in N} ([p > n] + [p = n] / 2)
 
-    It is the probability that a random positive of the whole pool scores higher than a random negative of the pool, of
-    any query (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
+    It is the probability that a random positive of the pool scores higher than a random negative, whatever their
+    queries (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
     pools are sorted and merged, and pairs are counted in integers.
 
     Args:
@@ -255,7 +255,7 @@ def _placements(
 ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     """Return the placements V and W of both pools, and the query of each."""
     if not len(positives) or not len(negatives):
-        raise MetricInputError("a pool without scores", where, "give positives and negatives")
+        raise MetricInputError("a pool has no scores", where, "give positives and negatives")
     check_queries(positive_queries, positives, "scores of positives")
     check_queries(negative_queries, negatives, "scores of negatives")
     above, below = sort_pools(positives, negatives)

@@ -1,7 +1,7 @@
 """Checks of the inputs of metrics: scores, the queries they belong to, confidence levels and paired values.
 
-Every metric raises `MetricInputError` for a NaN, for arrays of different lengths, for a score without a query if it
-needs queries, and for empty inputs if it is undefined for them.
+Every metric raises `MetricInputError` for a NaN and for arrays of different lengths. If it needs queries, it raises the
+error for a score without a query, and if it is undefined for empty inputs, for these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def scores_of(values: ndarray, where: str) -> ndarray:
     """
     values = np.asarray(values)
     if values.ndim != 1:
-        raise MetricInputError(f"scores of shape {values.shape}", where, "one axis is expected")
+        raise MetricInputError(f"the scores have the shape {values.shape}", where, "give an array with one axis")
     values = np.ascontiguousarray(values, np.float32 if values.dtype in (np.float16, np.float32) else np.float64)
     refuse_nan(values, where)
     return values
@@ -65,7 +65,7 @@ def check_confidence(confidence: float) -> None:
     """Raise `MetricInputError` unless a level of confidence is between 0 and 1."""
     if not 0 < confidence < 1:
         raise MetricInputError(
-            f"a confidence of {confidence}", "confidence", "give a share between 0 and 1, such as 0.95"
+            f"the confidence is {confidence}", "confidence", "give a share between 0 and 1, such as 0.95"
         )
 
 
@@ -77,7 +77,7 @@ def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, "
     """
     ours, theirs = np.asarray(system, np.float64), np.asarray(baseline, np.float64)
     if ours.ndim != 1 or ours.shape != theirs.shape or len(ours) < 2:
-        what = f"values of shapes {ours.shape} and {theirs.shape}"
+        what = f"the values have the shapes {ours.shape} and {theirs.shape}"
         raise MetricInputError(what, "paired test", "give both systems' values of the same queries, at least two")
     differences = ours - theirs
     if not np.isfinite(differences).all():

@@ -76,7 +76,7 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
         wanted: target value, above 0 and at most 1.
     """
     if not 0 < wanted <= 1:
-        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
+        raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a value above 0 and at most 1")
     scores, right, shown = _points(pools.positives, pools.negatives)
     values = right / (shown if aim == "precision" else len(pools.positives))
     return find_threshold(aim, wanted, scores, values, lowest=aim == "precision")
@@ -98,7 +98,7 @@ def best_f1_threshold(
 def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     """Return the distinct scores, ascending, with the numbers of positives and of all pairs at or above each."""
     if not len(positives):
-        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
+        raise MetricInputError("there are no positives", "threshold", "choose it on a split that has judged documents")
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
@@ -120,7 +120,7 @@ def achieve_pairs(pools: ScoredPools, score: float) -> PairsAchieved:
     (`intervals.wilson_by_query`).
     """
     if not len(pools.positives):
-        raise MetricInputError("no positives", "checking split", "check on a split that has judged documents")
+        raise MetricInputError("there are no positives", "checking split", "check on a split that has judged documents")
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
     true, false = positives >= score, negatives >= score

@@ -6,7 +6,7 @@ no `@`, because MLflow refuses it. A new metric is a function in this file and a
 Every ranking metric needs only the rank of each judged document. One pass over the rankings finds these ranks: each
 result is looked up among the judgements of its query. So ten thousand queries with a thousand results take one pass and
 no dictionaries, and a metric is a sum over judgements. All functions but `accuracy` take these ranks and a cutoff k
-(None for the whole ranking, if the metric allows it), and return a value from 0 to 1 for each query.
+(None for the whole ranking, if the metric allows it). They return a value from 0 to 1 for each query.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Relevance:
                 queries or contains a judged document twice.
         """
         if level < 1:
-            raise MetricInputError(f"relevance level {level}", "level", "a grade of at least 1 is relevant")
+            raise MetricInputError(f"the relevance level is {level}", "level", "give a grade of at least 1")
         if ranking.ndim != 2 or len(ranking) != self.query_count:
-            shape = f"a ranking of shape {ranking.shape}"
-            raise MetricInputError(shape, "ranking", f"a row for each of the {self.query_count} queries is expected")
+            shape = f"the ranking has the shape {ranking.shape}"
+            raise MetricInputError(shape, "ranking", f"give a row for each of the {self.query_count} queries")
         queries, documents, grades = self._ordered
         starts = np.searchsorted(queries, np.arange(self.query_count + 1))
         ranks = np.full(len(queries), NOWHERE)

@@ -101,7 +101,7 @@ def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) ->
     others = [scores_of(pool, "scores") for pool in (checking.positives, checking.negatives)]
     scores = np.concatenate(others)
     if not sum(map(len, pools)) or not len(scores):
-        raise MetricInputError("no scores", _ERROR, "give at least one for each split")
+        raise MetricInputError("there are no scores", _ERROR, "give at least one for each split")
     queries = np.arange(len(scores))
     if checking.positive_queries is not None and checking.negative_queries is not None:
         queries = np.concatenate([checking.positive_queries, checking.negative_queries])

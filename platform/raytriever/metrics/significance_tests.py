@@ -101,7 +101,7 @@ def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndar
     """
     values = np.asarray(p_values, np.float64)
     if not ((values >= 0) & (values <= 1)).all():
-        raise MetricInputError(f"p-values {values.tolist()}", "Holm's correction", "give values from 0 to 1")
+        raise MetricInputError(f"the p-values are {values.tolist()}", "Holm's correction", "give values from 0 to 1")
     order = np.argsort(values, kind="stable")
     scaled = values[order] * np.arange(len(values), 0, -1)
     corrected = np.empty(len(values))

@@ -6,7 +6,7 @@
    nothing: MLflow, Trackio and W&B store a point once, and a run is created under a key that is looked up first.
 3. A file that the tracker refuses waits until everything else is sent, and is tried once more at the end.
 4. When a run is connected, it reports how many points it has. Later points are sent again. That is all of them if a
-   server has lost the run, or if the tracker writes its files anew, as TensorBoard does. Such a run gets its files
+   server has lost the run, or if the tracker rewrites its files, as TensorBoard does. Such a run gets its files
    again, too. Descriptions are sent again with each connection.
 5. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
    caller waits for a server. One line reports that a server is lost, and another one that it is back."""

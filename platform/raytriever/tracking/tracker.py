@@ -97,8 +97,8 @@ class Tracker:
 class RemoteRun(Tracker):
     """One run at a tracker, which may fail at any time.
 
-    Its attributes are the tracker's id of the run, the number of the run's first points that the tracker had when the
-    run was created or resumed, and the command or address that shows the run.
+    `run_id` is the tracker's id of the run, and `view` the command or address that shows it. `points` is the number of
+    the run's first points that the tracker had when the run was created or resumed.
     """
 
     run_id: str

@@ -313,7 +313,7 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
 
 def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
     names = list(names)
-    if len(names) < 2:  # without a thread
+    if len(names) < 2:  # one transfer needs no thread
         list(map(work, names))
         return
     with ThreadPoolExecutor(min(TRANSFERS, len(names))) as threads:

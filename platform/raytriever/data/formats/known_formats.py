@@ -322,7 +322,7 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Pla
         if test is not None and file.where == test.where:
             split = TEST
         elif "split" in fields and (name == PAIRS or is_table or (is_triple and named is None)):
-            by_pair = name == PAIRS  # whose parser reads the field
+            by_pair = name == PAIRS  # its parser reads the field itself
             parse = partial(_in_split, parse, named or TRAIN) if by_pair else partial(csv_tables.split_row, parse)
             split = None
         elif config != SplitConfig():

@@ -179,7 +179,7 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
     for name, positions, size in sides:
         outside = (positions < 0) | (positions >= size)
         if outside.any():
-            what = f"the negatives table names {name} {positions[outside][0]} of {size}"
+            what = f"the negatives table names {name} {positions[outside][0]}, but there are only {size}"
             raise DataError(what, dataset.name, "mine the negatives of this data set")
 
 

@@ -76,7 +76,7 @@ def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
         if not 0 < weight < 1e100:  # false for NaN, too
             raise ConfigError(f"{word!r} is no weight", _FLAG, "give numbers above 0, as in 2,1")
         if not size:
-            raise ConfigError(f"weight {word} is of a data set without training examples", _FLAG, "leave it out")
+            raise ConfigError(f"weight {word} belongs to a data set without training examples", _FLAG, "leave it out")
         weights.append(weight)
     return tuple(weights)
 

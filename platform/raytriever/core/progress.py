@@ -17,7 +17,7 @@ from tqdm import tqdm
 from raytriever.core.activity import activity
 from raytriever.core.terminal import end_of_silence, presentable, write_line
 
-LINE_SECONDS = 10.0
+LINE_SECONDS = 10.0  # minimum time between two plain lines
 LINE_COLUMNS = 100  # notes that would make a line longer are left out
 QUIET_SECONDS = 2.0  # shorter work needs no line
 

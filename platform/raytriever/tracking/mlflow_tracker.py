@@ -29,8 +29,8 @@ PROJECT = "raytriever"
 EXPERIMENT_NAME = "MLFLOW_EXPERIMENT_NAME"
 PARENT = "mlflow.parentRunId"
 KEY = "raytriever.key"
-METRICS_PER_REQUEST = 1000
-PARAMS_PER_REQUEST = 100
+METRICS_PER_REQUEST = 1000  # limit of MLflow
+PARAMS_PER_REQUEST = 100  # limit of MLflow
 PARAM_CHARACTERS = 6000  # MLflow refuses longer values
 REASON_CHARACTERS = 300
 # MLflow must not retry by itself, because a repeated request could create a run twice. The outbox retries instead.

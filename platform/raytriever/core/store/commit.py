@@ -34,7 +34,7 @@ from raytriever.core.store.lock import acquire, check_owner, lock_file_of, owner
 
 MANIFEST = object_stores.MANIFEST
 FORMAT = 1  # version of all committed directories, runs and sweeps; any other is refused
-_STALE_SECONDS = 60
+_STALE_SECONDS = 60  # age at which a temporary directory without an owner is removed
 
 
 def sha256_of(file: Path | str) -> str:

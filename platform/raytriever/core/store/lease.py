@@ -20,7 +20,7 @@ from raytriever.core.errors import StorageError
 from raytriever.core.store import object_stores, remote_folders
 from raytriever.core.terminal import warn
 
-RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0
+RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0  # time between renewals; age at which a lease counts as abandoned
 
 
 class Lease:

@@ -28,7 +28,7 @@ from raytriever.core.terminal import warn
 
 T = TypeVar("T")
 _report: Callable[[str], None] = warn
-_newest = 0
+_newest = 0  # see `newest`
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")

@@ -36,7 +36,7 @@ from raytriever.core.store.object_stores import (
 )
 
 UNFINISHED = ".unfinished"
-SMALL_BYTES = 1 << 20
+SMALL_BYTES = 1 << 20  # larger files of committed directories are copied only by `fetch`
 CLOCK_ERROR_NS = 3_600_000_000_000  # largest difference between the clocks of a machine and of the store
 UNUSED_SECONDS = 7 * 86_400  # age at which unused large files of a copy are removed
 IN_USE_SECONDS = 3_600  # age below which even a full disk does not remove them

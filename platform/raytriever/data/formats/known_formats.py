@@ -59,8 +59,8 @@ from raytriever.data.records_and_bad_rows import NO_ANSWER, BadRow, Records
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 _ARRAY = re.compile(rb"\[\s*\{")
-_ROWS = 10
-_BLOCK = 1 << 16
+_ROWS = 10  # rows of a file that decide its format
+_BLOCK = 1 << 16  # bytes that are read for these rows
 # Files with names like those of judgements, except notes such as a README.
 _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)", re.IGNORECASE)
 

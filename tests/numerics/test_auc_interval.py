@@ -117,9 +117,9 @@ def test_few_misordered_queries_are_warned_of() -> None:
 
 def test_a_missing_interval_is_reported() -> None:
     some = np.array([1.0, 2.0])
-    with pytest.raises(MetricInputError, match="a pool without scores"):
+    with pytest.raises(MetricInputError, match="a pool has no scores"):
         auc_interval(some[:0], some)
     with pytest.raises(MetricInputError, match="scores of negatives: some scores have no query"):
         auc_interval(some, some, np.array([0, 1]), np.array([0]))
-    with pytest.raises(MetricInputError, match="a confidence of 95"):
+    with pytest.raises(MetricInputError, match="the confidence is 95"):
         auc_interval(some, some, confidence=95)

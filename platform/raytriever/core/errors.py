@@ -1,7 +1,7 @@
 """Errors that a user can correct, each one line: where it is, what is wrong, what to do.
 
-Everything that a person can get wrong (a flag, a file, a row, a model name, a full disk) is raised as a subclass of
-`UserError` where it is first detected. The command line prints it as one line and exits with code 2. Any other
+A person can get much wrong: a flag, a file, a row, a model name, a full disk. Each such error is raised as a subclass
+of `UserError` where it is first detected. The command line prints it as one line and exits with code 2. Any other
 exception is a defect of raytriever and keeps its traceback.
 
 The text of an error names a setting as Python and a configuration file do, `max_steps`; its flag is `--max-steps`.

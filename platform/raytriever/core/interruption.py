@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-LATER_SECONDS = 0.02
-# Code in which an interruption is postponed, as module and function ("" for all): callbacks whose exceptions Python
-# ignores, the lock that logging takes around every fork, and a thread pool that has not yet recorded a new thread.
+LATER_SECONDS = 0.02  # delay of an interruption that arrives in delicate code
+# Code in which an interruption is postponed, as module and function ("" for all). Python ignores exceptions of the
+# callbacks. The lock of logging, taken around every fork, would be kept. A thread pool would forget a new thread.
 _DELICATE = {
     ("weakref", ""),
     ("importlib._bootstrap", "cb"),

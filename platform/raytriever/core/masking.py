@@ -73,9 +73,9 @@ class Secret(NamedTuple):
 def masked(text: str) -> str:
     """Return a text with `***` in place of every secret.
 
-    Secrets are users and passwords in addresses, parameters such as `sig=` and `key=`, parameters of object stores
-    that are not known to be harmless, tokens of known forms, and the values of environment variables with names such
-    as `..._TOKEN` or `..._PASSWORD`.
+    In addresses, users, passwords and parameters such as `sig=` and `key=` are secret, and all parameters of object
+    stores that are not known to be harmless. Elsewhere, tokens of known forms are secret, and the values of environment
+    variables with names such as `..._TOKEN` or `..._PASSWORD`.
     """
     end, pieces = 0, []
     for secret in _secrets(text):

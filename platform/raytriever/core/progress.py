@@ -1,8 +1,8 @@
 """Progress of long work: tqdm's bar on a terminal, plain lines elsewhere.
 
 Both report how much is done, how fast, and how long the rest will take. Plain lines come at most every few seconds, so
-that a log file stays readable, and also when nothing advances, so that it is never silent for long (`activity`). Their
-rate leaves out the first advance, which includes one-time work such as compiling and starting threads.
+that a log file stays readable. They also come when nothing advances, so that it is never silent for long (`activity`).
+Their rate leaves out the first advance, which includes one-time work such as compiling and starting threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from raytriever.core.activity import activity
 from raytriever.core.terminal import end_of_silence, presentable, write_line
 
-LINE_SECONDS = 10.0
+LINE_SECONDS = 10.0  # minimum time between two plain lines
 LINE_COLUMNS = 100  # notes that would make a line longer are left out
 QUIET_SECONDS = 2.0  # shorter work needs no line
 

@@ -1,7 +1,7 @@
 """Output on the terminal, without secrets and without control characters.
 
 Titles, ids, texts and file names come from data sets, and error texts from servers and libraries. A terminal obeys
-control characters in them: an escape sequence can rename the window, fill the clipboard or erase a warning, and a
+control characters in them. An escape sequence can rename the window, fill the clipboard or erase a warning. A
 bidirectional override shows a name in another order. All that the package prints goes through this module.
 """
 

@@ -179,11 +179,11 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
     for name, positions, size in sides:
         outside = (positions < 0) | (positions >= size)
         if outside.any():
-            what = f"the negatives table names {name} {positions[outside][0]} of {size}"
+            what = f"the negatives table names {name} {positions[outside][0]}, but there are only {size}"
             raise DataError(what, dataset.name, "mine the negatives of this data set")
 
 
-PART_ROWS = 1 << 22
+PART_ROWS = 1 << 22  # maximum number of rows of a Parquet file
 ROW_BYTES = 16  # size of a compressed row on the disk, including its share of the ids
 COLUMNS = ("query", "document", "origin", "rank", "score", "round")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))

@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from raytriever.core.reading.characters import remove_invisible
 
-WIDTH = 16
+WIDTH = 16  # bytes of a key
 Keys = UInt64[ndarray, "rows 2"]
 
 

@@ -29,7 +29,7 @@ from raytriever.core.store.unfinished_parts import make_once
 from raytriever.data.formats.beir import QRELS_HEADER
 
 PYDOCS = "pydocs"
-_FORMAT = 4
+_FORMAT = 4  # increase it when the same docstrings give other files; the cache is then built again
 _TEST_BELOW, _DEV_BELOW = 0.1, 0.17  # bounds of a name's hash in [0, 1): 10 % of the names are test, 7 % dev
 _FEWEST_QUERY_WORDS, _MOST_QUERY_WORDS = 4, 40
 _FEWEST_REST_WORDS, _MOST_CHARACTERS = 8, 1_200

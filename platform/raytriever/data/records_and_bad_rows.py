@@ -96,7 +96,7 @@ def content_id(*texts: str) -> str:
 
 QUARANTINE = "quarantine.jsonl"
 UNKNOWN_DOCUMENT = "unknown document id"
-_RAW_BYTES = 200
+_RAW_BYTES = 200  # length at which a bad row is cut in the report
 
 
 class BadEntry(TypedDict):

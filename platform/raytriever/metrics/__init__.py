@@ -1,4 +1,4 @@
-"""Metrics as pure functions of arrays: rankings, pooled scores, and the tests that compare systems.
+"""Metrics as pure functions of arrays: rankings, pooled scores, thresholds, and tests that compare systems.
 
 Examples:
     >>> rt.metrics.pooled_auc(np.array([0.9, 0.5]), np.array([0.7, 0.1]))

@@ -1,13 +1,13 @@
 """Confidences: how sure a ranking is that its best document is relevant. Higher is more confident.
 
 - `score`: the highest score, s_1. It is the only one whose threshold means the same for all queries by design.
-- `entropy`: minus the entropy of a softmax over the ranked scores of the query, in units of a temperature.
-- `combined`: a logistic model of both, of the margin s_1 - s_2, and of what BM25 finds for the same query: the score
-  that it gives the best document, this score divided by its own highest one, its margin, and whether both have the same
-  best document.
+- `entropy`: the negative entropy of a softmax over the ranked scores of the query, divided by a temperature.
+- `combined`: a logistic model of both, of the margin s_1 - s_2, and of BM25's results for the same query. These are
+  BM25's score of the best document, this score divided by BM25's highest score, BM25's margin, and whether both rank
+  the same document first.
 
-`score` is not fitted. `entropy` has a temperature: the median spread of the scores of some questions, of which it reads
-no judgement. `combined` is fitted to the right and wrong answers of some questions.
+`score` is not fitted. The temperature of `entropy` is the median spread of the scores of some questions, without their
+judgements. `combined` is fitted to the right and wrong answers of some questions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from raytriever.metrics.metric_inputs import MetricInputError
 from raytriever.metrics.selective_retrieval import area_under_risk_coverage
 
 NAMES = SCORE, ENTROPY, COMBINED = ("score", "entropy", "combined")
-# Ranked scores that are read, at most: the next 80 change no area under the risk-coverage curve by more than 0.002.
+# Maximum number of ranked scores that are read. The next 80 change no area under the risk-coverage curve by more than
+# 0.002.
 DEPTH = 20
 # Temperature of the softmax, in standard deviations of the ranked scores of a query (their median over queries).
 _TEMPERATURE = 0.5
@@ -35,11 +36,11 @@ _PENALTY = 10.0
 
 
 def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> dict[str, Float64[ndarray, " queries"]]:
-    """Compute the confidences of each query that follow from its ranked scores: `score` and `entropy`.
+    """Compute the confidences that depend only on a query's ranked scores: `score` and `entropy`.
 
     Args:
-        scores: ranked scores, the highest first, at least two columns. Missing ones are NaN at the end: BM25 ranks no
-            document without a term of the query, and such a document scores 0.
+        scores: ranked scores, the highest first, at least two columns. Missing scores are NaN at the end: BM25 does not
+            rank documents without a term of the query, which score 0.
         temperature: unit of the scores in the softmax, above 0.
 
     Examples:
@@ -88,11 +89,11 @@ class RankedQuestions:
     """Ranked scores of questions, and what is known about their best documents.
 
     Args:
-        scores: the highest scores, the highest first, NaN where there is no document.
-        relevant: whether the documents at the first ranks are relevant, at least the best one.
+        scores: ranked scores, the highest first, NaN if there is no document.
+        relevant: whether the documents at the first ranks are relevant; at least one column.
         kinds: kind of each question without an answer in the corpus; empty for a question that has one.
-        bm25: highest and second highest score of BM25, and its score of the best document; None if it was not asked.
-        agrees: whether BM25 has the same best document; None if it was not asked.
+        bm25: highest and second highest score of BM25, and its score of the best document; None without BM25.
+        agrees: whether BM25 has the same best document; None without BM25.
     """
 
     scores: Float[ndarray, "questions depth"]
@@ -149,13 +150,13 @@ class Confidence:
         expected = len(FEATURES) if self.name == COMBINED else 0
         numbers = (self.temperature, self.intercept, *self.weights)
         if self.name not in NAMES or len(self.weights) != expected or not np.isfinite(numbers).all():
-            raise MetricInputError(f"{self.name!r} with {len(self.weights)} weights", "confidence", "fit it again")
+            raise MetricInputError(f"{self.name!r} has {len(self.weights)} weights", "confidence", "fit it again")
         if self.temperature <= 0 or self.depth < 2:
             raise MetricInputError("a temperature or a depth is too low", "confidence", "fit it again")
 
     @property
     def reads_bm25(self) -> bool:
-        """True if BM25 is asked too."""
+        """True if scores of BM25 are needed too."""
         return self.name == COMBINED
 
     def of(self, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
@@ -170,12 +171,12 @@ class Confidence:
 
 
 def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
-    """Fit a confidence: the temperature of its softmax, from the scores alone, and for `combined` the weights.
+    """Fit a confidence: the temperature of its softmax, from the scores only, and for `combined` also the weights.
 
     The weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w².
     """
     if name not in NAMES:
-        raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")
+        raise MetricInputError(f"{name!r} is unknown", "confidence", f"give one of {', '.join(NAMES)}")
     depth = min(DEPTH, questions.scores.shape[1])
     found = questions.scores[~np.isnan(questions.scores[:, 0]), :depth].astype(np.float64)
     spread = float(np.median(np.nanstd(found, axis=1))) if len(found) else 0.0
@@ -192,7 +193,7 @@ def folds_of(count: int) -> Int64[ndarray, " questions"]:
 
 
 def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
-    """Return the confidence of each question; weights, if there are any, are fitted on the other folds."""
+    """Return the confidence of each question. Weights, if it has any, are fitted on the folds without the question."""
     if name != COMBINED:
         return fit_confidence(name, questions).of(questions)
     fold, values = folds_of(len(questions)), np.empty(len(questions))
@@ -203,19 +204,19 @@ def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarra
 
 
 def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestions) -> float:
-    """Return the area under the risk-coverage curve; see `selective.area_under_risk_coverage`."""
+    """Return the area under the risk-coverage curve; see `selective_retrieval.area_under_risk_coverage`."""
     return float(area_under_risk_coverage(confidence, questions.right)[0])
 
 
 def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " features"], float]:
-    """Fit a logistic regression with a penalty; return the weights of the features as they are, and the intercept."""
+    """Fit a penalized logistic regression; return the weights of the unstandardized features, and the intercept."""
     from scipy.optimize import minimize
 
     middle, spread = features.mean(axis=0), features.std(axis=0)
     spread[spread == 0] = 1.0
     inputs, targets = np.c_[(features - middle) / spread, np.ones(len(features))], np.asarray(right, np.float64)
     penalty = np.append(np.full(features.shape[1], _PENALTY), 0.0)
-    # Without a right or a wrong answer the intercept has no finite value: half an answer of each kind is added.
+    # Half an answer of each kind is added, because the intercept is infinite if all answers are right or all are wrong.
     share = (targets.sum() + 0.5) / (len(targets) + 1)
 
     def loss(weights: ndarray) -> float:

@@ -1,22 +1,22 @@
-"""Decision to answer: a question's best document is shown if its confidence reaches a threshold, otherwise nothing is.
+"""Decision to answer: a question's best document is shown if its confidence reaches a threshold; else nothing is shown.
 
-A threshold is chosen on some questions for a wanted value, and checked on others. Both kinds of questions count: those
+A threshold is chosen on some questions for a target value, and checked on others. Both kinds of questions count: those
 that have an answer in the corpus, and those that have none, whose best document is never right.
 
-`wrong_answers` and `missed` give a guarantee for the next question: conformal risk control (Angelopoulos et al., ICLR
-2024). A threshold of n questions keeps the expected loss of the next one at most alpha, for any distribution,
-if all n + 1 questions are exchangeable, such as n + 1 random questions of the same users. The expectation is over all
-n + 1: one set of n questions may give a threshold that is a little too low, another one that is a little too high.
+`wrong_answers` and `missed` give a guarantee for the next question by conformal risk control (Angelopoulos et al., ICLR
+2024). A threshold from n questions keeps the expected loss of the next question at most alpha. This holds for any
+distribution if all n + 1 questions are exchangeable, such as n + 1 random questions of the same users. The expectation
+is over all n + 1: one set of n questions may give a threshold that is too low, and another one that is too high.
 
     threshold = inf { t : (n R(t) + 1) / (n + 1) <= alpha },   R(t) = mean loss of the n questions at threshold t
 
-The loss is 0 or 1, and does not rise with the threshold (or, for `missed_threshold`, does not fall). The guarantee is
-of the procedure: where no threshold keeps it, nothing is shown (or everything is, for `missed_threshold`).
+The loss is 0 or 1, and does not rise with the threshold (or, for `missed_threshold`, does not fall). The guarantee
+applies to the whole procedure: if no threshold meets it, nothing is shown (or everything, for `missed_threshold`).
 
-The confidence of a question must not depend on the n questions, so its name is not chosen on them. The guarantee is
-exact for `score`. The temperature of `entropy` is a median over the n questions, which one more question hardly moves.
-`combined` is fitted to their right answers by cross-fitting, and has no guarantee. docs/explanation/intervals.md has
-simulations.
+The confidence of a question must not depend on the n questions, so these must not decide which confidence is used. The
+guarantee is exact for `score`. The temperature of `entropy` is a median over the n questions, which one more question
+hardly moves. `combined` is fitted to their right answers by cross-fitting, and has no guarantee.
+docs/explanation/intervals.md has simulations.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from raytriever.metrics.metric_inputs import MetricInputError, scores_of
 
 AnswerAim = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
 CONFORMAL: tuple[AnswerAim, ...] = ("wrong_answers", "missed")
-# A precision of the shown answers is one of at least as many: Wilson's interval of 27 of 30 is 0.74 to 0.97, and a
-# single right answer would have any precision. Of fewer than 60 questions it is one of half of them.
+# A precision needs at least so many shown answers, because a single right answer would reach any precision. Wilson's
+# interval of 27 of 30 is 0.74 to 0.97. With fewer than 60 questions, half of them are enough.
 FEWEST_ANSWERED = 30
-# Wilson's interval of a precision of 0.9 is 0.79 to 0.96 for 50 questions. With fewer in one of two splits, the
-# questions of both choose a threshold and are counted at it, if there are 20.
+# For 50 questions, Wilson's interval of a precision of 0.9 is 0.79 to 0.96. If one of two splits has fewer, the
+# questions of both choose the threshold and check it, if there are at least 20.
 FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
-# A model of seven numbers that is fitted to fewer answers gives intervals that are too narrow.
+# A model of seven parameters gives intervals that are too narrow if it is fitted to fewer answers.
 FEWEST_OF_COMBINED = 30
-# Questions that chose a threshold need an interval that holds at every threshold at once. In 95 % of samples of n
-# questions a share differs by at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), and by 0.98 / sqrt(n) at a given
-# one. So the interval is that of (0.98 / 1.36)² = 0.52 as many questions.
+# If a threshold is checked on the questions that chose it, the interval must hold at all thresholds at once. In 95 % of
+# samples of n questions, a share differs by at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), but by at most
+# 0.98 / sqrt(n) at a given one. So the interval is the one for (0.98 / 1.36)² = 0.52 times as many questions.
 WORTH = 0.5
 _CONFORMAL = "conformal threshold"
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and what it achieves where it was chosen.
+    """Threshold, and the value that it achieves on the questions or pairs that chose it.
 
     Args:
-        aim: what is wanted; see `choose_answer_threshold` and `calibration.choose_pair_threshold`.
-        wanted: wanted value of it, above 0 and at most 1; None for the highest.
-        score: lowest confidence, or score, that counts; infinite if the aim is out of reach.
-        reached: a threshold with the wanted value exists.
-        value: value of the aim at the threshold; if it is out of reach, the best there is.
+        aim: metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`.
+        wanted: target value of the metric, above 0 and at most 1; None for the highest value.
+        score: lowest confidence or score that is accepted; infinite if the target is out of reach.
+        reached: whether a threshold with the target value exists.
+        value: value of the metric at the threshold; if the target is out of reach, the best possible value.
     """
 
     aim: str
@@ -83,7 +83,7 @@ def choose_answer_threshold(
     aim: AnswerAim,
     wanted: float | None,
 ) -> Threshold:
-    """Choose a threshold of confidence for a wanted value.
+    """Choose a threshold of confidence for a target value.
 
         top_precision(t) = right(t) / shown(t),   answered(t) = shown(t) with an answer / questions with an answer
         f1(t) = 2 right(t) / (shown(t) + questions with an answer)
@@ -92,23 +92,23 @@ def choose_answer_threshold(
     shown(t) are the questions whose confidence is at least t, and right(t) those of them whose best document is
     relevant. Equal confidences count together.
 
-    - `top_precision`: the lowest threshold that has it, among at least 30 shown answers, or half of fewer than 60
-      questions. It may fall below the wanted value between such thresholds.
-    - `answered`: the highest threshold that has it.
-    - `f1`: the highest threshold of the highest F1.
-    - `wrong_answers`, `missed`: at most the wanted share of later questions; see above.
+    - `top_precision`: the lowest threshold that reaches the target with at least 30 shown answers (with fewer than 60
+      questions, half of them). A higher threshold may have a lower precision.
+    - `answered`: the highest threshold that reaches the target.
+    - `f1`: the highest threshold with the highest F1.
+    - `wrong_answers`, `missed`: the threshold that keeps the loss of later questions at most the target; see above.
 
     Args:
-        confidence: of the ranking of each question, -inf without a document.
+        confidence: confidence of the ranking of each question; -inf if there is no document.
         right: whether the best document is relevant.
-        answerable: whether the corpus has an answer; it has one for at least one question.
-        wanted: above 0 and at most 1, below 1 for the last two; None for `f1`.
+        answerable: whether the corpus has an answer; at least one question must have one.
+        wanted: target, above 0 and at most 1, below 1 for the last two; None for `f1`.
 
     Raises:
-        MetricInputError: the aim is out of range, or no question has an answer.
+        MetricInputError: the target is out of range, or no question has an answer.
     """
     if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
-        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a share above 0 and at most 1")
+        raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a share above 0 and at most 1")
     with_answer = int(answerable.sum())
     if not with_answer:
         raise MetricInputError("no question has an answer", "threshold", "give some that have one")
@@ -139,7 +139,7 @@ def choose_answer_threshold(
 def find_threshold(
     aim: str, wanted: float | None, scores: Float64[ndarray, " scores"], values: ndarray, *, lowest: bool
 ) -> Threshold:
-    """Return the lowest or highest of ascending scores at which a value, NaN for none, is at least the wanted one."""
+    """Return the lowest or highest of ascending scores whose value is at least the target; a value may be NaN."""
     best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
     enough = np.flatnonzero(values >= (best if wanted is None else wanted))
     if not len(enough) or best == 0:
@@ -155,14 +155,14 @@ def fewest_answers(questions: int) -> int:
 
 @dataclass(frozen=True)
 class AnswersAchieved:
-    """Shares that a threshold achieves on some questions.
+    """Proportions that a threshold achieves on some questions.
 
     Args:
-        answered: questions with an answer that are shown a document, of all that have one.
-        top_precision: questions whose best document is relevant, of those that are shown one.
-        wrong: questions that are shown a document that is not relevant, of all.
-        f1: twice the questions that are rightly shown one, of those that are shown one and those with an answer.
-        unanswerable: for each kind of questions without an answer, those that are shown a document, of all.
+        answered: among questions with an answer, those for which a document is shown.
+        top_precision: among questions for which a document is shown, those whose document is relevant.
+        wrong: among all questions, those for which a document is shown that is not relevant.
+        f1: twice the questions with a relevant shown document, by the shown questions plus those with an answer.
+        unanswerable: for each kind of questions without an answer, those for which a document is shown.
     """
 
     answered: Proportion
@@ -172,7 +172,7 @@ class AnswersAchieved:
     unanswerable: dict[str, Proportion]
 
     def of(self, aim: str) -> Proportion:
-        """Return the share that an aim wants."""
+        """Return the proportion of an aim."""
         return {
             "answered": self.answered,
             "missed": self.answered.rest,
@@ -185,10 +185,10 @@ class AnswersAchieved:
 def achieve_answers(
     shown: Bool[ndarray, " questions"], questions: RankedQuestions, worth: float = 1.0
 ) -> AnswersAchieved:
-    """Compute the shares of questions that are shown their best document.
+    """Compute the proportions of questions whose best document is shown.
 
     Args:
-        worth: the intervals are those of this share of the questions; below 1 if they chose the threshold.
+        worth: factor on the number of questions for the intervals; below 1 if the questions chose the threshold.
     """
     right, answerable = shown & questions.right, questions.answerable
 
@@ -213,9 +213,9 @@ class AnswerDecision:
     """Decision of a model whether to answer the questions of a data set, and what it achieves.
 
     Args:
-        thresholds: for each aim, with what they achieve on the checked questions; None if the aim is out of reach.
-        chosen: the questions that thresholds were chosen on, with their confidence; that of `combined` is out of fold.
-        checked: the questions that they were checked on, with their confidence; with few questions `chosen` itself.
+        thresholds: threshold of each aim, and what it achieves on the checked questions; None if out of reach.
+        chosen: questions that chose the thresholds, with their confidence; that of `combined` is out of fold.
+        checked: questions that checked the thresholds, with their confidence; with few questions, `chosen` itself.
     """
 
     confidence: Confidence
@@ -225,7 +225,7 @@ class AnswerDecision:
 
     @property
     def is_checked_apart(self) -> bool:
-        """True if thresholds were checked on other questions than those that chose them."""
+        """True if thresholds were checked on questions other than those that chose them."""
         return self.checked is not self.chosen
 
 
@@ -237,13 +237,13 @@ def decide(
 ) -> AnswerDecision:
     """Fit a confidence and choose thresholds on one split, and check them on the other.
 
-    If a split has fewer than 50 questions, all questions of both choose the thresholds, and are counted at them. The
-    shares are then a little too good, and their intervals are those of half as many questions.
+    If a split has fewer than 50 questions, all questions of both splits choose and check the thresholds. The
+    proportions are then a little too good, and their intervals are those of half as many questions.
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.
-        aims: such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
-        confidence: one of `confidence.NAMES`. To choose the best one on the same questions would break the guarantees.
+        aims: metrics with targets, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
+        confidence: one of `answer_confidence.NAMES`. Choosing the best one on the same questions breaks the guarantees.
 
     Raises:
         MetricInputError: both splits together have fewer than 20 questions (`combined`: 30), or no question has an
@@ -266,7 +266,7 @@ def decide(
 
 
 def has_two_splits(choosing: int, checking: int) -> bool:
-    """Return whether one split chooses thresholds and the other checks them, for they have enough questions each."""
+    """Return whether both splits have enough questions, so that one chooses thresholds and the other checks them."""
     return min(choosing, checking) >= FEWEST_QUESTIONS
 
 
@@ -279,7 +279,7 @@ def check_enough(questions: int, confidence: str) -> None:
 
 
 def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:
-    """Say why a conformal aim is out of reach of some questions."""
+    """Explain why a conformal target is out of reach for some questions."""
     needed, is_missed = fewest_questions(wanted), aim == "missed"
     count = int(questions.answerable.sum()) if is_missed else len(questions)
     which = "questions with an answer" if is_missed else "questions"
@@ -293,7 +293,7 @@ def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:
 def fewest_questions(alpha: float) -> int:
     """Return the smallest number of questions with which a risk of `alpha`, above 0 and below 1, can be kept."""
     if not 0 < alpha < 1:
-        raise MetricInputError(f"a share of {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
+        raise MetricInputError(f"the share is {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
     return int(np.ceil(1 / alpha - 1 - 1e-9))
 
 
@@ -303,12 +303,13 @@ def wrong_answers_threshold(
     """Choose the lowest threshold at which a further question is shown a wrong answer with probability at most alpha.
 
     Args:
-        confidence: of each question, -inf without a document; its best document is shown at or above the threshold.
+        confidence: confidence of each question, -inf without a document. The best document is shown if its confidence
+            is at or above the threshold.
         alpha: share of all questions, above 0 and below 1.
 
     Returns:
-        The threshold; None if the questions are too few, or if no confidence that occurs is high enough: then only
-        showing nothing keeps the promise.
+        The threshold; None if there are too few questions, or if every confidence is too low. Then only showing nothing
+        keeps the guarantee.
 
     Examples:
         >>> confidence = np.arange(40) / 40
@@ -332,7 +333,7 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
     alpha.
 
     Args:
-        confidence: of questions that have an answer, -inf without a document: such a question is always missed.
+        confidence: confidence of questions that have an answer; -inf without a document, as it is always missed.
         alpha: share of such questions, above 0 and below 1.
 
     Returns:

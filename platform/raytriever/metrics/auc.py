@@ -1,4 +1,4 @@
-"""Area under the ROC curve: of pools, of each query, with a confidence interval, as pseudo-values; and the curve.
+"""Area under the ROC curve (of pools and of each query), its confidence interval and pseudo-values, and ROC curves.
 
 The AUC is the exact Mann-Whitney U statistic with ties by mid-rank. Intervals and pseudo-values treat the scores of one
 query as a cluster (Obuchowski, 1997).
@@ -16,9 +16,9 @@ from scipy.special import expit, logit, stdtrit
 
 from raytriever.metrics.metric_inputs import MetricInputError, check_confidence, check_queries, scores_of
 
-# Twice the number of pairs is counted in 64 bits.
+# Twice the number of pairs must fit in 64 bits.
 MOST_PAIRS = 2**63
-# With fewer misordered clusters the interval may hold the true AUC less often than it claims, or be far too wide.
+# With fewer misordered clusters, the interval may contain the true AUC less often than it claims, or be far too wide.
 FEW_MISORDERED = 10
 
 
@@ -27,14 +27,13 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
 
         AUC = (1 / |P||N|) Σ_{p in P} Σ_{n in N} ([p > n] + [p = n] / 2)
 
-    It is the probability that a random positive of the whole pool scores higher than a random negative of the pool, of
-    any query (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
+    It is the probability that a random positive of the pool scores higher than a random negative, whatever their
+    queries (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
     pools are sorted and merged, and pairs are counted in integers.
 
     Args:
         positives: scores of relevant pairs, `[positives]`, of any range and order; infinities are allowed.
-        negatives: scores of other pairs, `[negatives]`. If one pool is float64, float32 scores of the other are
-            compared with it without rounding.
+        negatives: scores of other pairs, `[negatives]`. If one pool is float64, the other is compared without rounding.
 
     Returns:
         A value from 0 to 1; NaN if a pool is empty.
@@ -88,9 +87,9 @@ def auc_per_query(
 
         AUC_q = (1 / |P_q||N_q|) Σ_{p in P_q} Σ_{n in N_q} ([p > n] + [p = n] / 2)
 
-    It does not depend on whether scores of different queries compare. Together with the pooled AUC it shows where a
-    loss comes from: high here and low there means a good ranking of every query, but scores with a level of their own
-    for each query (Optimizing What Matters, section 3: contrastive losses do not notice score shifts by query).
+    It does not depend on whether scores of different queries are comparable. Together with the pooled AUC it shows the
+    cause of a low value. If this AUC is high and the pooled one is low, every ranking is good, but the level of the
+    scores differs between queries (Optimizing What Matters, section 3: contrastive losses ignore such shifts).
 
     Args:
         positives, negatives: scores in any order; infinities are allowed.
@@ -129,12 +128,12 @@ def _auc_of_each(positives, positive_starts, negatives, negative_starts):  # typ
 class AucInterval:
     """AUC with its standard error and confidence interval, all from 0 to 1.
 
-    The error is NaN if it cannot be estimated: with fewer than two positives, negatives or clusters, and for pools that
-    do not overlap. The bounds are NaN with fewer than two positives, negatives or clusters.
+    With fewer than two positives, negatives or clusters, the error and the bounds are NaN. For pools that do not
+    overlap, only the error is NaN.
 
     Args:
-        misordered: number of clusters with a positive that is not above all negatives, or number of those with a
-            negative that is not below all positives, whichever is smaller. Without queries scores are counted.
+        misordered: number of clusters with a positive that is not above all negatives, or with a negative that is not
+            below all positives, whichever is smaller. Without queries, each score is a cluster.
     """
 
     auc: float
@@ -145,7 +144,7 @@ class AucInterval:
 
     @property
     def note(self) -> str | None:
-        """A sentence about missing or uncertain bounds; None for others."""
+        """Sentence about bounds that are missing or uncertain; None if they are neither."""
         if self.low != self.low:
             return "There is no interval: it takes two queries with a relevant document, and two with another one."
         if self.auc in (0, 1):
@@ -165,8 +164,8 @@ def auc_interval(
 ) -> AucInterval:
     """Compute the AUC of two pools with its standard error and confidence interval.
 
-    The error is that of Obuchowski (1997) with the scores of a query as a cluster, or that of DeLong, DeLong &
-    Clarke-Pearson (1988) without queries. The placement of a positive is the share of negatives below it,
+    With queries, the error is that of Obuchowski (1997) with the scores of a query as a cluster; without queries, that
+    of DeLong, DeLong & Clarke-Pearson (1988). The placement of a positive is the share of negatives below it,
     V(p) = mean_n ([p > n] + [p = n] / 2). That of a negative, W(n), is the share of positives above it. Both have the
     AUC θ as their mean.
 
@@ -189,14 +188,14 @@ def auc_interval(
     That is I for normal shares, and m if m of many clusters hold all misordered pairs.
     `benchmarks/interval_coverage.py` simulates how often the interval holds the true AUC.
 
-    Pools that do not overlap have no variance to estimate. I clusters without a misordered pair imply that at most a
-    share of 1 - α^(1 / I) of all clusters has one, about 3 / I at 95 % (the rule of three). The AUC is assumed to be at
-    most so far from 1, or from 0.
+    Pools that do not overlap have no variance to estimate. If none of I clusters has a misordered pair, at most a share
+    of 1 - α^(1 / I) of all clusters has one: about 3 / I at 95 % (the rule of three). The AUC is assumed to differ from
+    1, or from 0, by at most this share.
 
     Args:
         positives, negatives: scores of any range and order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0; both or neither.
-        confidence: share of such intervals that hold the true value, above 0 and below 1.
+        confidence: share of such intervals that contain the true value, above 0 and below 1.
     """
     check_confidence(confidence)
     if positive_queries is None or negative_queries is None:
@@ -256,7 +255,7 @@ def _placements(
 ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     """Return the placements V and W of both pools, and the query of each."""
     if not len(positives) or not len(negatives):
-        raise MetricInputError("a pool without scores", where, "give positives and negatives")
+        raise MetricInputError("a pool has no scores", where, "give positives and negatives")
     check_queries(positive_queries, positives, "scores of positives")
     check_queries(negative_queries, negatives, "scores of negatives")
     above, below = sort_pools(positives, negatives)
@@ -273,7 +272,7 @@ def auc_pseudo_values(
     negative_queries: Int64[ndarray, " negatives"],
     count: int,
 ) -> Float64[ndarray, " queries"]:
-    """Compute a value of each query for the pooled AUC, so that two systems can be compared query by query.
+    """Compute a pseudo-value of the pooled AUC for each query, so that two systems can be compared query by query.
 
         θ_q = θ + I (A_q / |P| + B_q / |N|)
 
@@ -322,15 +321,15 @@ def roc_curve(
 ) -> RocCurve:
     """Compute the ROC curve at about `points` thresholds of each pool, with a simultaneous confidence band.
 
-    Ten million scores have millions of thresholds, so the curve keeps those at evenly spaced ranks of either pool. Both
-    shares are exact at each of them. Between two neighbors neither share grows by more than 1 / points and one score,
+    Ten million scores have millions of thresholds, so the curve keeps those at evenly spaced ranks of each pool. Both
+    rates are exact at each of them. Between two neighbors neither rate grows by more than 1 / points and one score,
     except for equal scores, between which the curve is straight anyway.
 
-    The band holds the whole true curve with the given confidence, for any distributions. Each pool's shares are known
+    The band contains the whole true curve with the given confidence, for any distributions. Each pool's rates are known
     at all thresholds at once to within d = sqrt(ln(2 / a) / 2n) (Dvoretzky, Kiefer & Wolfowitz, 1956, with the constant
     of Massart, 1990). Here a = 1 - sqrt(confidence), because both pools must hold together. The band is the region that
-    such rectangles around the curve reach (Campbell, 1994). It assumes independent scores. Scores of one query are not
-    independent: the more queries and the fewer scores of each, the better the band holds.
+    such rectangles around the curve cover (Campbell, 1994). It assumes independent scores, which those of one query are
+    not. The more queries and the fewer scores of each there are, the more accurate is the band.
 
     Args:
         positives, negatives: scores of any range and order; infinities are allowed.
@@ -345,7 +344,7 @@ def roc_curve(
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, thresholds) / len(below)]
     aside, upward = (float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * len(pool)))) for pool in (below, above))
-    # Corners of the rectangles. Between kept thresholds the corner of the outer neighbor counts.
+    # Corners of the rectangles. Between two kept thresholds, the corner of the outer one is used.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
     return RocCurve(

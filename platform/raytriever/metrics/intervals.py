@@ -1,4 +1,4 @@
-"""Shares with their intervals: of independent cases, or of cases that are grouped by query."""
+"""Proportions with their intervals, for independent cases or for cases that are grouped by query."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 from scipy.special import ndtri, stdtrit
 
-# The probability below the upper bound of a 95 % interval.
+# Probability below the upper bound of a 95 % interval.
 _UPPER = 0.975
 
 
 @dataclass(frozen=True)
 class Proportion:
-    """Share of counted cases, `part` / `whole`, with its interval. A share of nothing is NaN, with bounds 0 and 1."""
+    """Proportion `part / whole` with its confidence interval. For `whole = 0` it is NaN with the interval [0, 1]."""
 
     part: int
     whole: int
@@ -24,21 +24,21 @@ class Proportion:
 
     @property
     def value(self) -> float:
-        """The share, part / whole."""
+        """The proportion, part / whole."""
         return self.part / self.whole if self.whole else float("nan")
 
     @property
     def rest(self) -> Proportion:
-        """Share of the other cases."""
+        """Proportion of the other cases."""
         return Proportion(self.whole - self.part, self.whole, 1 - self.high, 1 - self.low)
 
 
 def wilson(successes: float, trials: float) -> tuple[float, float]:
-    """Compute Wilson's (1927) 95 % interval of a share of independent cases; 0 and 1 without trials.
+    """Compute Wilson's (1927) 95 % interval of a proportion of independent cases; 0 and 1 without trials.
 
         (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)
 
-    Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and hold for shares near them.
+    Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and are correct near both.
     """
     return _wilson_bounds(successes / trials, trials, float(ndtri(_UPPER))) if trials else (0.0, 1.0)
 
@@ -48,7 +48,7 @@ def wilson_by_query(
     wholes: Int64[ndarray, " queries"] | Float64[ndarray, " queries"],
     worth: float = 1.0,
 ) -> tuple[float, float]:
-    """Compute a 95 % interval of `sum(parts) / sum(wholes)` if the cases of a query are alike; 0 and 1 without a case.
+    """Compute a 95 % interval of `sum(parts) / sum(wholes)` for cases that are correlated within a query.
 
     It is Wilson's interval for an effective number of independent cases n, with Student's quantile t instead of z:
 
@@ -56,7 +56,8 @@ def wilson_by_query(
 
     V is the variance of the ratio over the Q queries with a case, by the linearization of survey sampling (Korn &
     Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
-    the variance within queries is unknown, and each query counts as one case: n = Q. `worth` times as many cases count.
+    the variance within queries is unknown, and each query counts as one case: n = Q. Then n is multiplied by `worth`.
+    Without a case, the interval is 0 to 1.
     """
     parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
     queries, cases = len(wholes), float(wholes.sum())
@@ -75,5 +76,5 @@ def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]
     middle = share + z * z / (2 * trials)
     reach = z * float(np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2)))
     whole = 1 + z * z / trials
-    # The bounds of all and of none are exact, without the rounding of a division.
+    # For a proportion of 0 or 1, one bound is exact; a division would round it.
     return (middle - reach) / whole if share else 0.0, (middle + reach) / whole if share < 1 else 1.0

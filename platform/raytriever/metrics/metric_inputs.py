@@ -1,7 +1,7 @@
 """Checks of the inputs of metrics: scores, the queries they belong to, confidence levels and paired values.
 
-Every metric raises `MetricInputError` for a NaN, for arrays of different lengths, for a score without a query where
-queries count, and for inputs without a case where it has no value.
+Every metric raises `MetricInputError` for a NaN and for arrays of different lengths. If it needs queries, it raises the
+error for a score without a query, and if it is undefined for empty inputs, for these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raytriever.core.errors import UserError
 
 
 class MetricInputError(UserError, ValueError):
-    """Rankings, judgements or scores for which a metric has no value. It is a `ValueError` too.
+    """A metric is undefined for its rankings, judgements or scores. The error is a `ValueError` too.
 
     Examples:
         >>> try:
@@ -29,11 +29,11 @@ def scores_of(values: ndarray, where: str) -> ndarray:
     """Return scores as a contiguous array of float32 or float64; infinities are allowed.
 
     Raises:
-        MetricInputError: there is more than one axis, or a NaN, which has no position in any order.
+        MetricInputError: there is more than one axis, or a NaN, which cannot be ordered.
     """
     values = np.asarray(values)
     if values.ndim != 1:
-        raise MetricInputError(f"scores of shape {values.shape}", where, "one axis is expected")
+        raise MetricInputError(f"the scores have the shape {values.shape}", where, "give an array with one axis")
     values = np.ascontiguousarray(values, np.float32 if values.dtype in (np.float16, np.float32) else np.float64)
     refuse_nan(values, where)
     return values
@@ -41,7 +41,7 @@ def scores_of(values: ndarray, where: str) -> ndarray:
 
 def refuse_nan(values: ndarray, where: str) -> None:
     """Raise `MetricInputError` if an entry is NaN."""
-    # A sum costs no second array, and only NaN or opposite infinities make it NaN.
+    # A sum needs no second array, and it is NaN only if a score is NaN or infinities have opposite signs.
     with np.errstate(invalid="ignore", over="ignore"):
         suspicious = np.isnan(values.sum())
     if suspicious and (bad := np.flatnonzero(np.isnan(values))).size:
@@ -65,7 +65,7 @@ def check_confidence(confidence: float) -> None:
     """Raise `MetricInputError` unless a level of confidence is between 0 and 1."""
     if not 0 < confidence < 1:
         raise MetricInputError(
-            f"a confidence of {confidence}", "confidence", "give a share between 0 and 1, such as 0.95"
+            f"the confidence is {confidence}", "confidence", "give a share between 0 and 1, such as 0.95"
         )
 
 
@@ -73,11 +73,11 @@ def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, "
     """Return the differences of two systems' values per query.
 
     Raises:
-        MetricInputError: both have not one finite value for each of at least two queries.
+        MetricInputError: the systems do not each have one finite value per query, or there are fewer than two queries.
     """
     ours, theirs = np.asarray(system, np.float64), np.asarray(baseline, np.float64)
     if ours.ndim != 1 or ours.shape != theirs.shape or len(ours) < 2:
-        what = f"values of shapes {ours.shape} and {theirs.shape}"
+        what = f"the values have the shapes {ours.shape} and {theirs.shape}"
         raise MetricInputError(what, "paired test", "give both systems' values of the same queries, at least two")
     differences = ours - theirs
     if not np.isfinite(differences).all():

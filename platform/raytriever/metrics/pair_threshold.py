@@ -1,7 +1,7 @@
 """Thresholds of scores of pairs of a query and a document: chosen on one split, and checked on another split.
 
-A pair counts as relevant if its score is at or above the threshold. `answering` has the thresholds of the decision
-whether a question is shown its best document.
+A pair counts as relevant if its score is at or above the threshold. `answer_threshold` has the thresholds that decide
+whether the best document of a question is shown.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ScoredPools:
 def ranked_relevance(pools: ScoredPools, count: int, depth: int) -> Bool[ndarray, "queries depth"]:
     """Return for each of `count` queries whether its `depth` best documents are relevant, best first.
 
-    Relevant documents come last among equal scores, so a best score that a relevant and another document share is not
-    right. Ranks without a document are not relevant.
+    Among equal scores, relevant documents come last. So if a relevant document and another one share the best score,
+    the best document counts as not relevant. So do ranks without a document.
     """
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
@@ -62,21 +62,21 @@ def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> In
 
 
 def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Threshold:
-    """Choose one threshold for the scores of all pairs, for a wanted precision or recall.
+    """Choose one threshold for the scores of all pairs, for a target precision or recall.
 
         precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
 
-    Equal scores count together, and only scores that occur are thresholds. Of a precision it is the lowest threshold
-    that has it, which has the highest recall. It may fall below the wanted value between such thresholds. Of a recall
-    it is the highest threshold that has it. Precision depends on the number of scored negatives per positive, so a
-    threshold holds for pools made in one way.
+    Equal scores count together, and every threshold is the score of a pair. For a precision, the lowest threshold that
+    reaches it is chosen, which has the highest recall; a higher threshold may have a lower precision. For a recall, the
+    highest threshold that reaches it is chosen. Precision depends on the number of scored negatives per positive, so a
+    threshold is valid only for pools that are made in the same way.
 
     Args:
-        pools: pooled scores, of at least one positive.
-        wanted: above 0 and at most 1.
+        pools: pooled scores with at least one positive.
+        wanted: target value, above 0 and at most 1.
     """
     if not 0 < wanted <= 1:
-        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
+        raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a value above 0 and at most 1")
     scores, right, shown = _points(pools.positives, pools.negatives)
     values = right / (shown if aim == "precision" else len(pools.positives))
     return find_threshold(aim, wanted, scores, values, lowest=aim == "precision")
@@ -87,18 +87,18 @@ def best_f1_threshold(
 ) -> tuple[float, float, float]:
     """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it.
 
-    F1 is 2 precision recall / (precision + recall). Of several such scores it is the highest.
+    F1 is 2 precision recall / (precision + recall). Of several thresholds with the highest F1, choose the highest.
     """
     scores, true, accepted = _points(positives, negatives)
-    f1 = 2 * true / (accepted + len(positives))  # one division of integers: equal F1 are equal numbers
+    f1 = 2 * true / (accepted + len(positives))  # only one division of integers, so that equal F1 are equal numbers
     best = len(f1) - 1 - int(f1[::-1].argmax())
     return float(scores[best]), float(true[best] / accepted[best]), float(true[best] / len(positives))
 
 
 def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Return every score that occurs, ascending, with the numbers of positives and of all scores from it on."""
+    """Return the distinct scores, ascending, with the numbers of positives and of all pairs at or above each."""
     if not len(positives):
-        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
+        raise MetricInputError("there are no positives", "threshold", "choose it on a split that has judged documents")
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
@@ -107,20 +107,20 @@ def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, n
 
 @dataclass(frozen=True)
 class PairsAchieved:
-    """Relevant pairs of all accepted ones, and accepted ones of all relevant pairs."""
+    """Precision (relevant pairs among accepted ones) and recall (accepted pairs among relevant ones)."""
 
     precision: Proportion
     recall: Proportion
 
 
 def achieve_pairs(pools: ScoredPools, score: float) -> PairsAchieved:
-    """Compute the shares of pairs that a threshold achieves on a split.
+    """Compute the precision and recall of pairs that a threshold achieves on a split.
 
     Pairs of one query are not independent: the intervals are Wilson's for an effective number of pairs
     (`intervals.wilson_by_query`).
     """
     if not len(pools.positives):
-        raise MetricInputError("no positives", "checking split", "check on a split that has judged documents")
+        raise MetricInputError("there are no positives", "checking split", "check on a split that has judged documents")
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
     true, false = positives >= score, negatives >= score

@@ -1,16 +1,15 @@
-"""Threshold of passages: which of a question's ranked passages are kept, such as for the prompt of a language model.
+"""Threshold of passages: it decides which ranked passages of a question are kept, such as for an LLM's prompt.
 
-A passage is kept if it is among the `depth` best of its question, and its score reaches the threshold. Questions that
-have an answer count, each with the share of its relevant passages that is kept.
+A passage is kept if it is among the `depth` best of its question, and its score reaches the threshold. Each question
+with an answer counts by the share of its relevant passages that is kept.
 
 The guarantee is conformal risk control (Angelopoulos et al., ICLR 2024), as Chakraborty et al. (2025, arXiv:2511.17908)
-select contexts: the loss of a question is the share of its relevant passages that is lost, 0 to 1, and it does not fall
-as the threshold rises. Of n questions that are exchangeable with the next one, the expected loss of the next one is
-at most 1 - wanted:
+select contexts. The loss of a question is the share of its relevant passages that is lost, 0 to 1. It does not fall as
+the threshold rises. If n questions are exchangeable with the next one, its expected loss is at most 1 - wanted:
 
     threshold = max { t : (n R(t) + 1) / (n + 1) <= 1 - wanted },   R(t) = mean loss of the n questions at t
 
-A relevant passage outside the ranking is lost at every threshold. So a ranking of small depth may lack a threshold.
+A relevant passage outside the ranking is lost at every threshold. So a ranking that is too short has no threshold.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from raytriever.metrics.metric_inputs import MetricInputError
 
 PassageAim = Literal["kept"]
 KEPT: PassageAim = "kept"
-# Passages of a ranking that may be kept: as many as a run file has.
+# Maximum number of passages of a ranking that may be kept: as many as a run file has.
 DEPTH = 100
 
 
@@ -37,7 +36,7 @@ class RankedPassages:
     """Ranked passages of questions that have an answer in the corpus.
 
     Args:
-        scores: the highest scores of each question, NaN where there is no passage.
+        scores: the highest scores of each question, NaN if there is no passage.
         relevant: whether these passages are relevant.
         counts: number of relevant passages of each question in the corpus, at least 1.
     """
@@ -70,10 +69,10 @@ class PassagesKept:
     """Passages of some questions that a threshold keeps.
 
     Args:
-        questions: their number.
-        share: mean over the questions of the share of their relevant passages that is kept; 95 % interval `low` to
-            `high`.
-        passages: mean number of passages that are kept, relevant or not.
+        questions: number of questions.
+        share: share of a question's relevant passages that is kept, averaged over questions, with its 95 % interval
+            from `low` to `high`.
+        passages: mean number of kept passages per question, relevant or not.
     """
 
     questions: int
@@ -84,18 +83,18 @@ class PassagesKept:
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
-    """Choose the highest threshold that keeps the wanted share of the relevant passages of a further question.
+    """Choose the highest threshold that keeps the target share of the relevant passages of a further question.
 
     Args:
-        passages: of at least one question.
-        wanted: expected share of its relevant passages, above 0 and below 1.
+        passages: ranked passages of at least one question.
+        wanted: target for the expected share of its relevant passages, above 0 and below 1.
 
     Returns:
-        The threshold, a score that occurs. It is out of reach if the questions are too few, or if too many relevant
-        passages are outside the rankings; its `value` is then the largest share that could be kept.
+        The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
+        too many relevant passages are outside the rankings; `value` is then the largest share that could be kept.
 
     Raises:
-        MetricInputError: the wanted share is out of range, or there is no question.
+        MetricInputError: the target is out of range, or there is no question.
 
     Examples:
         >>> scores = np.arange(40)[:, None] / 40
@@ -118,10 +117,10 @@ def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
 
 
 def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0) -> PassagesKept:
-    """Compute what a threshold keeps.
+    """Compute the share of relevant passages and the number of passages that a threshold keeps.
 
     Args:
-        worth: the interval is that of this share of the questions; below 1 if they chose the threshold.
+        worth: factor on the number of questions for the interval; below 1 if the questions chose the threshold.
     """
     shares = passages.shares(threshold)
     low, high = wilson_by_query(shares, np.ones(len(shares)), worth)
@@ -130,7 +129,7 @@ def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0)
 
 
 def unreachable_kept(wanted: float, passages: RankedPassages) -> str:
-    """Say why a wanted share of the relevant passages is out of reach of some questions."""
+    """Explain why a target share of the relevant passages is out of reach for some questions."""
     needed, count = fewest_questions(1 - wanted), len(passages)
     if count < needed:
         return f"{count:,} questions with an answer are too few: a share of {wanted:g} needs {needed:,}"

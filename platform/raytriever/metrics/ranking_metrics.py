@@ -1,12 +1,12 @@
-"""Judgements against rankings, and metrics: nDCG, MRR, Recall, MAP, Precision, Success, R-precision, Judged and Acc@k.
+"""Ranking metrics: nDCG, MRR, Recall, MAP, Precision, Success, R-precision, Judged and Acc@k.
 
-A name has a metric and its cutoff, `ndcg_at_10`. Without a cutoff, `map`, the whole ranking counts. Names have no `@`,
-because the tracking server refuses it. A new metric is a function in this file and a line in `RANKING_METRICS`.
+A name consists of a metric and its cutoff: `ndcg_at_10`. Without a cutoff (`map`), the whole ranking counts. Names have
+no `@`, because MLflow refuses it. A new metric is a function in this file and a line in `RANKING_METRICS`.
 
-Every ranking metric needs only the rank of each judged document. One pass over the ranking finds them: every result is
-searched among the judgements of its query. So ten thousand queries by a thousand results take one pass and no
-dictionaries, and a metric is a sum over judgements. All functions but `accuracy` take these ranks and a cutoff k (None
-for the whole ranking, if the metric allows it), and return a value from 0 to 1 for each query.
+Every ranking metric needs only the rank of each judged document. One pass over the rankings finds these ranks: each
+result is looked up among the judgements of its query. So ten thousand queries with a thousand results take one pass and
+no dictionaries, and a metric is a sum over judgements. All functions but `accuracy` take these ranks and a cutoff k
+(None for the whole ranking, if the metric allows it). They return a value from 0 to 1 for each query.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ranking = Int64[ndarray, "queries depth"]
 Gains = Float32[ndarray, "queries depth"]
 PerQuery = Float64[ndarray, " queries"]
 
-# Rank of a judged document that is not in the ranking: beyond every cutoff.
+# Rank of a judged document that is not in the ranking; it is beyond every cutoff.
 NOWHERE = np.iinfo(np.int64).max
 
 
@@ -61,14 +61,14 @@ class Relevance:
             level: lowest grade of a relevant document in every metric but nDCG, at least 1.
 
         Raises:
-            MetricInputError: a judgement is repeated or belongs to no query, the ranking has another number of
-                queries, or it holds a judged document twice.
+            MetricInputError: a judgement is repeated or belongs to no query, or the ranking has a wrong number of
+                queries or contains a judged document twice.
         """
         if level < 1:
-            raise MetricInputError(f"relevance level {level}", "level", "a grade of at least 1 is relevant")
+            raise MetricInputError(f"the relevance level is {level}", "level", "give a grade of at least 1")
         if ranking.ndim != 2 or len(ranking) != self.query_count:
-            shape = f"a ranking of shape {ranking.shape}"
-            raise MetricInputError(shape, "ranking", f"a row for each of the {self.query_count} queries is expected")
+            shape = f"the ranking has the shape {ranking.shape}"
+            raise MetricInputError(shape, "ranking", f"give a row for each of the {self.query_count} queries")
         queries, documents, grades = self._ordered
         starts = np.searchsorted(queries, np.arange(self.query_count + 1))
         ranks = np.full(len(queries), NOWHERE)
@@ -170,8 +170,8 @@ def ndcg(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
 
         DCG@k = Σ_{r = 1..k} gain_r / log2(r + 1),    nDCG@k = DCG@k / DCG@k of the best order of all judged documents
 
-    The gain of a document is its grade at every level of relevance, and 0 for a negative grade and an unjudged
-    document. A query without a grade of 1 or more has 0.
+    The gain of a document is its grade, whatever the level of relevance is. The gain is 0 for a negative grade and for
+    an unjudged document. A query without a grade of 1 or more has 0.
     """
     gained = matches.grades > 0
     order = np.lexsort((-matches.grades, matches.queries))
@@ -191,7 +191,7 @@ def mrr(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
 
         RR@k = 1 / min{r <= k: the document of rank r is relevant}
 
-    `recip_rank` of trec_eval has no cutoff; MRR@10 of MS MARCO and BEIR is this one.
+    MRR@10 of MS MARCO and BEIR is this metric. `recip_rank` of trec_eval has no cutoff.
     """
     counted = matches.relevant & matches.within(cutoff)
     first = np.full(len(matches.lengths), np.inf)
@@ -264,8 +264,8 @@ def judged(matches: JudgedRanks, cutoff: int) -> PerQuery:
 
         Judged@k = (judged documents of rank <= k) / (documents of rank <= k)
 
-    Every other metric counts unjudged documents as not relevant. So a model that finds documents that no judge saw
-    looks worse than it is. If Judged@k differs between two models, their other metrics do not compare. As in
+    Every other metric counts unjudged documents as not relevant. So a model that finds documents that nobody judged
+    looks worse than it is. If Judged@k differs between two models, their other metrics are not comparable. As in
     ir_measures, the denominator is the number of results if that is below k. A query without results has 0.
     """
     results = np.minimum(matches.lengths, cutoff).astype(np.float64)
@@ -280,14 +280,14 @@ def accuracy(hits: Bool[ndarray, "queries depth"], cutoff: int) -> PerQuery:
     It needs no judgements: any passage with the answer counts.
 
     Args:
-        hits: True if the passage of a rank holds an answer of its query; False without a passage.
+        hits: True if the passage at a rank contains an answer of its query; False if there is no passage.
     """
     return np.any(hits[:, :cutoff], axis=1).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class RankingMetric:
-    """Metric, its name in print, and the use of a cutoff in its name."""
+    """Metric, its printed name, and whether its name has a cutoff."""
 
     measure: Callable[[JudgedRanks, Any], PerQuery]
     title: str
@@ -326,7 +326,7 @@ def ranking_metric(name: str) -> tuple[RankingMetric, int | None]:
 
 
 def title(name: str) -> str:
-    """Return a metric's name in print: `nDCG@10`."""
+    """Return the printed name of a metric, such as `nDCG@10`."""
     metric, cutoff = ranking_metric(name)
     return metric.title if cutoff is None else f"{metric.title}@{cutoff}"
 
@@ -340,7 +340,7 @@ def measure_ranking(
         ranking: document positions, best first, padded with -1, int64 `[queries, depth]`.
         relevance: the judgements.
         names: `ndcg`, `mrr`, `recall`, `map`, `precision`, `success`, `r_precision` or `judged`, most with a cutoff
-            such as `ndcg_at_10`; without one the whole ranking counts.
+            such as `ndcg_at_10`. Without a cutoff the whole ranking counts.
         level: lowest grade of a relevant document, at least 1; nDCG uses the grades themselves.
 
     Returns:

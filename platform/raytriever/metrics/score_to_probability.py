@@ -3,11 +3,11 @@
 `fit_platt` fits a logistic curve of two parameters (Platt, 1999), `fit_isotonic` a monotone curve of any shape
 (Zadrozny & Elkan, 2002). The logistic curve needs fewer pairs.
 
-`calibration_error` measures on other pairs how far probabilities are from the shares that are relevant. The usual
-estimate (Guo et al., 2017) adds up absolute differences, which are never 0: exactly right probabilities of 50 queries
-have an error of 0.18. Here the squared error is estimated without bias, as Kumar, Liang & Ma (2019) do, from products
-of differences of two different queries. The interval resamples whole queries. How often it contains the true error is
-measured by `benchmarks/interval_coverage.py`.
+`calibration_error` measures on other pairs how far probabilities are from the true proportions. The usual estimate
+(Guo et al., 2017) adds up absolute differences, which are never 0: even perfect probabilities of 50 queries have an
+error of 0.18. Here the squared error is estimated without bias, as Kumar, Liang & Ma (2019) do, from products of the
+differences of two queries. The interval resamples whole queries. `benchmarks/interval_coverage.py` measures how often
+it contains the true error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raytriever.metrics.pair_threshold import ScoredPools
 from raytriever.metrics.selective_retrieval import BLOCK, bootstrap_interval
 
 BINS = 15
-# Fewer queries in a bin say little about it, and every bin adds to the error of the estimate.
+# A bin with fewer queries is estimated badly, and every bin adds to the error of the estimate.
 QUERIES_PER_BIN = 10
 _SAMPLES, _SEED = 1_000, 0
 _ERROR = "calibration error"
@@ -38,8 +38,8 @@ class CalibrationError:
     """Root of the mean squared calibration error, with its interval.
 
     Args:
-        value: 0 to 1; 0 if the squared error is estimated at 0 or below. NaN if no bin has pairs of two queries.
-        low: lower bound of the interval; 0 means that the probabilities may be exactly right.
+        value: 0 to 1; 0 if the estimate of the squared error is not above 0, NaN if no bin has pairs of two queries.
+        low: lower bound of the interval; 0 means that the probabilities may be perfect.
         high: upper bound of the interval.
 
     Examples:
@@ -62,14 +62,14 @@ def calibration_error(
 
         error² = Σ_b (n_b / n) mean_{i ≠ j} d_i d_j,   d = probability - relevant, of two pairs i and j of bin b
 
-    The bins hold equally many pairs; equal probabilities share a bin, so there may be fewer. There are 15 of them, and
-    at most one for 10 queries. The products are of pairs of different queries, so the error of one query does not
-    count as an error of the map.
+    There are 15 bins, but at most one for every 10 queries. They hold equally many pairs; equal probabilities share a
+    bin, so there may be fewer bins. Only pairs of different queries are multiplied, so that the noise of a single query
+    does not count as an error of the map.
 
     Args:
-        probabilities: probability of relevance of each pair, 0 to 1, of pairs that the map was not fitted on.
+        probabilities: probability of relevance of each pair, 0 to 1. The map must not have been fitted on these pairs.
         relevant: whether each pair is relevant.
-        queries: number of the query of each pair, from 0; by default each pair is of its own query.
+        queries: number of the query of each pair, from 0; by default each pair has its own query.
         confidence: confidence of the interval (percentiles of 1,000 resamples of the queries).
 
     Raises:
@@ -92,16 +92,16 @@ def calibration_error(
 def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) -> CalibrationError:
     """Estimate the calibration error of scores as probabilities of relevance.
 
-    Scores are cut into bins of equally many scores on the choosing split. The share of positives in a bin is the
-    probability that a score in it is relevant (histogram binning: Zadrozny & Elkan, 2001). These probabilities are
-    compared with the checking split; see `calibration_error`. Scores outside the range of the choosing split belong to
-    its first and last bin. Both splits have pools that were made in the same way.
+    The scores of the choosing split are divided into bins of equal size. The share of positives in a bin is the
+    probability that a pair with such a score is relevant (histogram binning: Zadrozny & Elkan, 2001). The checking
+    split tests these probabilities; see `calibration_error`. Scores outside the range of the choosing split belong to
+    its first and last bin. The pools of both splits must be made in the same way.
     """
     pools = [scores_of(pool, "scores") for pool in (choosing.positives, choosing.negatives)]
     others = [scores_of(pool, "scores") for pool in (checking.positives, checking.negatives)]
     scores = np.concatenate(others)
     if not sum(map(len, pools)) or not len(scores):
-        raise MetricInputError("no scores", _ERROR, "give at least one for each split")
+        raise MetricInputError("there are no scores", _ERROR, "give at least one for each split")
     queries = np.arange(len(scores))
     if checking.positive_queries is not None and checking.negative_queries is not None:
         queries = np.concatenate([checking.positive_queries, checking.negative_queries])
@@ -133,7 +133,7 @@ def _bins(queries: int) -> int:
 
 
 def _edges(values: ndarray, bins: int) -> ndarray:
-    """Return the lower edges of bins of equally many values, without the first bin's."""
+    """Return the lower edges of bins of equally many values, except that of the first bin."""
     return np.unique(np.sort(values)[np.arange(1, bins) * len(values) // bins])
 
 
@@ -167,15 +167,15 @@ def _by_query(
 def _squared(sums: ndarray, counts: ndarray, weights: ndarray) -> Float64[ndarray, " samples"]:
     """Return the squared error of each sample; NaN if none of its bins has pairs of two queries."""
     numbers, squares = weights @ counts, weights**2
-    products = (weights @ sums) ** 2 - squares @ sums**2  # of two different queries
+    products = (weights @ sums) ** 2 - squares @ sums**2  # all products minus those of a query with itself
     pairs = numbers**2 - squares @ counts**2
-    usable = pairs > 0.5  # whole numbers, but for rounding
+    usable = pairs > 0.5  # the values are whole numbers up to rounding
     with np.errstate(invalid="ignore"):
         of_bins = np.where(usable, numbers * products / np.where(usable, pairs, 1), 0)
         return np.asarray(of_bins.sum(axis=1) / np.where(usable, numbers, 0).sum(axis=1))
 
 
-# More knots than any fit of a million pairs has; a longer file is damaged.
+# A fit of a million pairs has fewer knots; a file with more is damaged.
 MOST_KNOTS = 100_000
 _SCORES = "scores of the map"
 _WHERE = "map of scores"
@@ -204,7 +204,7 @@ class ScoreMap(ABC):
         """
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameters as values that JSON holds without a change."""
+        """Return the parameters as values that JSON can hold without loss."""
         return asdict(self)  # type: ignore[call-overload]  # every map is a dataclass
 
     @staticmethod
@@ -213,10 +213,10 @@ class ScoreMap(ABC):
 
         Args:
             content: the parameters.
-            where: their file, for messages.
+            where: file of the parameters, for messages.
 
         Raises:
-            MetricInputError: a parameter is missing, unknown, not finite, or the map is not monotone.
+            MetricInputError: a parameter is missing, unknown or not finite, or the map is not monotone.
         """
         method = content.get("method") if isinstance(content, dict) else None
         kind = IsotonicMap if method == "isotonic" else PlattMap
@@ -225,7 +225,7 @@ class ScoreMap(ABC):
 
 @dataclass(frozen=True)
 class IsotonicMap(ScoreMap):
-    """Map with straight lines between ascending knots; scores outside have the probability of the nearest knot."""
+    """Map that is linear between ascending knots; scores outside have the probability of the nearest knot."""
 
     scores: list[float]
     probabilities: list[float]
@@ -266,10 +266,10 @@ class PlattMap(ScoreMap):
 
 
 def fit_isotonic(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"]) -> IsotonicMap:
-    """Fit the monotone map of the least squared error (pool adjacent violators).
+    """Fit the monotone map with the least squared error (pool adjacent violators).
 
-    Equal scores have one probability. Only the ends of level parts are knots. The lowest and highest probability are
-    often exactly 0 and 1; with few pairs, `fit_platt` is the better map.
+    Equal scores have the same probability. Only the ends of level parts are knots. The lowest and highest probability
+    are often exactly 0 and 1. With few pairs, `fit_platt` is the better choice.
 
     Args:
         scores: scores of pairs of a query and a passage, in any order.
@@ -295,10 +295,10 @@ def fit_isotonic(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pai
 
 
 def fit_platt(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"]) -> PlattMap:
-    """Fit the logistic curve of the highest likelihood, with Platt's smoothed targets.
+    """Fit the logistic curve with the highest likelihood for Platt's smoothed targets.
 
-    Of P relevant and N other pairs, the targets are (P + 1) / (P + 2) and 1 / (N + 2). So the curve is finite even if a
-    score separates all pairs. If higher scores are relevant less often, the curve is level.
+    For P relevant and N other pairs, the targets are (P + 1) / (P + 2) and 1 / (N + 2). So the curve is finite even if
+    a score separates all pairs. If higher scores are relevant less often, the curve is flat.
 
     Args:
         scores: scores of pairs of a query and a passage, in any order.

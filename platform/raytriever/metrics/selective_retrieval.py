@@ -1,11 +1,11 @@
-"""Selective retrieval: a query's best document is shown if its score reaches a threshold, otherwise nothing is.
+"""Selective retrieval: a query's best document is shown if its score reaches a threshold; else nothing is shown.
 
-Each query has the score of its best document, and whether that document is relevant (`right`). A query without a
-relevant document in the corpus is never right. Higher scores are more confident, and queries of equal score are shown
-together.
+The input for each query is the score of its best document, and whether that document is relevant (`right`). A query
+without a relevant document in the corpus is never right. Higher scores are more confident, and queries of equal score
+are shown together.
 
-Every function takes `weights`, one row for each sample of the queries, and returns a value for each row. A resampled
-query has the number of times that it was drawn, a query that is left out has 0. So intervals need no loop over samples.
+Every function takes `weights`, one row for each sample of the queries, and returns a value for each row. The weight of
+a query is the number of times that the sample contains it. So intervals need no loop over samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from raytriever.metrics.metric_inputs import MetricInputError, check_confidence, scores_of
 
-# Weights in memory at once.
+# Maximum number of weights in memory at once.
 BLOCK = 1 << 22
 Statistic = Callable[[Float64[ndarray, "samples queries"]], Float64[ndarray, " samples"]]
 
@@ -32,7 +32,7 @@ def area_under_risk_coverage(
 
         AURC = (1 / n) Σ_q risk(s_q),   risk(s) = wrong queries with a score of s or more / queries with such a score
 
-    It is 0 to 1, and lower is better. It depends on the share of right answers too.
+    It is 0 to 1, and lower is better. It also depends on the share of right answers.
     """
     scores, wrong = checked_values(scores, ~np.asarray(right, bool))
     order, ends = by_score(scores)
@@ -47,22 +47,23 @@ def area_under_risk_coverage(
     return in_blocks(area, weights, len(scores))
 
 
-# Shares of the queries that an abstention curve leaves out: those of MTEB.
+# Shares of the queries that an abstention curve leaves out, as in MTEB.
 _ABSTENTION = np.linspace(0, 1, 11)[:-1]
 
 
 def normalized_abstention_auc(confidence: Float[ndarray, " queries"], values: Float[ndarray, " queries"]) -> float:
-    """Compute nAUC: how much leaving out unsure queries gains (Gisserot-Boukhlef et al., 2024, arXiv:2402.12997).
+    """Compute nAUC, the gain from leaving out unsure queries (Gisserot-Boukhlef et al., 2024, arXiv:2402.12997).
 
         nAUC = (A(confidence) - A(flat)) / (A(values) - A(flat))
 
-    A is the area under the mean of a metric over the queries that remain, as 0 to 90 % of the queries of the lowest
-    confidence are left out; flat is the mean of all. It is 1 for an oracle, 0 for a confidence without information,
-    and may be negative. NaN if all values are equal. Queries of equal confidence have their mean value, as in MTEB.
+    A is the area under the mean of a metric over the remaining queries, as 0 to 90 % of the queries are left out, the
+    least confident first; A(flat) uses the mean of all. nAUC is 1 for an oracle, 0 for a confidence without
+    information, and may be negative. It is NaN if all values are equal. Queries of equal confidence have their mean
+    value, as in MTEB.
 
     Args:
-        confidence: of each query; -inf is the lowest.
-        values: a metric of each query.
+        confidence: confidence of each query; -inf is the lowest.
+        values: value of a metric for each query.
     """
     scores, values = checked_values(confidence, values)
     if values.min() == values.max():
@@ -80,9 +81,9 @@ def _abstention_area(scores: ndarray, values: ndarray) -> float:
 
 
 def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
-    """Draw queries with replacement, as many as there are, from each data set on its own.
+    """Resample the queries of each data set separately, with replacement; return how often each was sampled.
 
-    `counts` are the queries of each data set, in the order of the queries. Return how often each query was drawn.
+    `counts` are the numbers of queries of the data sets, in the order of the queries.
     """
     rng = np.random.default_rng(seed)
     return np.concatenate(
@@ -93,7 +94,7 @@ def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float6
 def bootstrap_interval(values: Float[ndarray, " samples"], confidence: float = 0.95) -> tuple[float, float]:
     """Return the interval of a statistic from its values on resampled queries (percentile bootstrap; Efron, 1979).
 
-    Samples without a value, NaN, are left out.
+    Samples whose value is NaN are left out.
     """
     check_confidence(confidence)
     finite = values[np.isfinite(values)]
@@ -124,7 +125,7 @@ def by_score(scores: ndarray) -> tuple[ndarray, ndarray]:
 
 
 def in_blocks(statistic: Statistic, weights: ndarray | None, count: int) -> Float64[ndarray, " samples"]:
-    """Return the statistic of each row of weights, in blocks of bounded memory; of all queries without weights."""
+    """Return the statistic of each row of weights, in blocks of bounded memory; without weights, of all queries."""
     weights = np.ones((1, count)) if weights is None else weights
     rows = max(1, BLOCK // count)
     return np.concatenate([statistic(weights[start : start + rows]) for start in range(0, len(weights), rows)])

@@ -37,21 +37,21 @@ class TTest:
     degrees: float
 
 
-# Marks for better and for worse than the first baseline, and than the second.
+# Marks for results that are better or worse than the first baseline, and than the second.
 FIRST_MARKS, SECOND_MARKS = ("+", "-"), ("◆", "◇")
 LEVEL = 0.05
 
 
 def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"]) -> PairedTest:
-    """Test by the paired t-test if the mean of `system - baseline` differs from 0.
+    """Test whether the mean of `system - baseline` differs from 0 (paired t-test).
 
         t = mean(d) / (s_d / sqrt(n)),   d_q = system_q - baseline_q,   n - 1 degrees of freedom, two-sided
         interval of the mean = mean(d) -+ t_{0.975, n - 1} s_d / sqrt(n),   effect d_z = mean(d) / s_d
 
     It is the test of the papers (Training dense retrievers with multiple positive passages, Table 2). The interval
     excludes 0 exactly if p < 0.05. If no query differs, t is 0 and p is 1. If all queries differ by the same amount, t
-    and the effect are infinite and p is 0. A p-value falls with every further query, and the effect size (Cohen, 1988)
-    does not: a large data set makes the smallest difference significant.
+    and the effect are infinite and p is 0. In a large data set even the smallest difference is significant, because p
+    falls with the number of queries; the effect size (Cohen, 1988) does not.
     """
     differences = paired_differences(system, baseline)
     mean, deviation, count = float(differences.mean()), float(differences.std(ddof=1)), len(differences)
@@ -67,16 +67,15 @@ def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarra
 
 
 def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> TTest:
-    """Test a difference whose error has independent parts, such as that of the queries and that of the seeds.
+    """Test a difference whose error has independent components, such as those of queries and of seeds.
 
         t = difference / sqrt(Σ v_i),   (Σ v_i)² / Σ (v_i² / f_i) degrees of freedom (Satterthwaite, 1946)
 
-    For a mean over queries and seeds this is min F' (Clark, 1973): a part of the error that belongs to both, their
-    interaction, counts twice, so false differences are at most as frequent as the level. `benchmarks/
-    interval_coverage.py` simulates how frequent they are.
+    For a mean over queries and seeds this is min F' (Clark, 1973). The interaction of both counts twice, so false
+    differences are at most as frequent as the level. `benchmarks/interval_coverage.py` simulates their frequency.
 
     Args:
-        errors: squared standard error v_i of each part, at least 0, and its degrees of freedom f_i, at least 1.
+        errors: squared standard error v_i of each component, at least 0, and its degrees of freedom f_i, at least 1.
 
     Examples:
         >>> combined_t_test(0.02, [(0.003**2, 199), (0.008**2, 2)])  # the seeds decide
@@ -96,13 +95,13 @@ def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndar
 
         p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),   p_(1) <= ... <= p_(m)
 
-    The probability of any false finding then stays at the level. Without a correction, a comparison over fourteen data
-    sets finds something at 0.05 in every second case. Holm's method holds for any dependence between the tests, and
-    finds at least as much as Bonferroni's. They have the order of the tests.
+    The probability of any false finding then stays at the level. Without a correction, every second comparison over
+    fourteen data sets has a false finding at 0.05. Holm's method holds for any dependence between the tests, and finds
+    at least as much as Bonferroni's. The corrected values have the order of `p_values`.
     """
     values = np.asarray(p_values, np.float64)
     if not ((values >= 0) & (values <= 1)).all():
-        raise MetricInputError(f"p-values {values.tolist()}", "Holm's correction", "give values from 0 to 1")
+        raise MetricInputError(f"the p-values are {values.tolist()}", "Holm's correction", "give values from 0 to 1")
     order = np.argsort(values, kind="stable")
     scaled = values[order] * np.arange(len(values), 0, -1)
     corrected = np.empty(len(values))

@@ -1,8 +1,8 @@
-"""MLflow tracker: the check of its address, the server, and one run, resumed by its id, with metrics in batches.
+"""MLflow tracker: the check of its address, the server, and one run, which is resumed by its id, with batched metrics.
 
-MLflow tries a database that cannot be opened for minutes, so `check_uri` finds a wrong address first, without importing
-MLflow: an unknown scheme, a missing driver, a broken SQLite file, a server that does not listen. The address of the
-database is absolute, because Ray's workers and jobs run in directories of their own."""
+MLflow retries a database that cannot be opened for minutes. So `check_uri` first looks for a wrong address without
+importing MLflow: an unknown scheme, a missing driver, a broken SQLite file, a server that does not listen. The address
+of the database is absolute, because Ray's workers and jobs have other working directories."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PROJECT = "raytriever"
 EXPERIMENT_NAME = "MLFLOW_EXPERIMENT_NAME"
 PARENT = "mlflow.parentRunId"
 KEY = "raytriever.key"
-METRICS_PER_REQUEST = 1000
-PARAMS_PER_REQUEST = 100
+METRICS_PER_REQUEST = 1000  # limit of MLflow
+PARAMS_PER_REQUEST = 100  # limit of MLflow
 PARAM_CHARACTERS = 6000  # MLflow refuses longer values
 REASON_CHARACTERS = 300
-# The outbox decides when to retry: a request that MLflow repeats could create a run twice.
+# MLflow must not retry by itself, because a repeated request could create a run twice. The outbox retries instead.
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", TIMEOUT: "10"}
-NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # it prints those of pages for traces
-MOST_COMPARED = 20  # runs in the address of a comparison
+NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # otherwise it prints addresses of trace pages
+MOST_COMPARED = 20  # maximum number of runs in the address of a comparison
 FILE_TIMEOUT = "120"  # seconds; a server may copy a file to slower storage before it answers
 SQLITE = "sqlite:///"
-# Default ports of the servers that MLflow supports, and the packages of the usual drivers.
+# Default ports of the servers that MLflow supports, and the packages of their usual drivers.
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433, "http": 80, "https": 443}
 DRIVERS = {"postgresql": "the extra: raytriever[postgresql]", "mysql": "mysql+pymysql://... with pymysql"}
 HEADER = b"SQLite format 3\0"
@@ -166,9 +166,9 @@ class MlflowServer:
     name, title = "mlflow", "MLflow"
 
     def __init__(self, uri: str) -> None:
-        # A model of an artifact must never be unpickled.
+        # A model in an artifact must never be unpickled.
         os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
-        # Errors are raised as well; MLflow's log would print thirty lines for each.
+        # MLflow's log would print thirty lines for each error, although it also raises the error.
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         for name, value in {**REQUESTS, NO_ADDRESSES: "true"}.items():
             os.environ.setdefault(name, value)
@@ -185,13 +185,13 @@ class MlflowServer:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether the server is on another machine, whose folders are not those of this one."""
+        """Return whether the server is on another machine, which has other folders."""
         address = urlsplit(self._uri)
         if address.scheme not in ("http", "https") or not address.hostname:
             return False
         with suppress(OSError):
             for family, _, _, _, found in socket.getaddrinfo(address.hostname, None, type=socket.SOCK_STREAM):
-                # Only an address of this machine can be bound. A name may have one of IPv6 that is switched off.
+                # Only an address of this machine can be bound. A name may have an IPv6 address that is switched off.
                 with suppress(OSError), socket.create_server((str(found[0]), 0), family=family):
                     return False
         return True
@@ -215,7 +215,7 @@ class MlflowServer:
                     f"choose another one with {setting('experiment')} NAME",
                 )
             return str(experiment.experiment_id)
-        # Next to the database, and absolute, so that the UI finds the files from any directory.
+        # The artifacts lie next to the database; the path is absolute, so that the UI works from any directory.
         location = (Path.cwd() / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
         try:
             return str(self.client.create_experiment(name, artifact_location=location))
@@ -226,9 +226,9 @@ class MlflowServer:
             return str(existing.experiment_id)
 
     def view(self, experiment: str) -> str:
-        """Return the address of the page of an experiment's runs, for a database after the command that serves it.
+        """Return the address of an experiment's runs; for a database, precede it by the command that starts a server.
 
-        The root of a server opens another page.
+        The root of the server would show another page.
         """
         page = f"#/experiments/{experiment}/runs"
         if self._uri.startswith("http"):
@@ -246,14 +246,14 @@ class MlflowServer:
     ) -> MlflowTracker:
         """Create or resume a run on this server; see `TrackerClient`.
 
-        A new run is created if `run_id` is None, or the server does not know it or has deleted it. A point that is sent
-        twice is kept once.
+        A new run is created if `run_id` is None, or if the server does not know it or has deleted it. A point that is
+        sent twice is stored once.
         """
         return MlflowTracker(self, run_name, run_id, parent, key, points)
 
 
 class MlflowTracker(RemoteRun):
-    """One MLflow run: a `Tracker` that raises an error if the server fails. `MlflowServer.connect` makes it."""
+    """One MLflow run, made by `MlflowServer.connect`: a `Tracker` that raises an error if the server fails."""
 
     def __init__(
         self, server: MlflowServer, run_name: str, run_id: str | None, parent: str | None, key: str | None, points: int
@@ -291,7 +291,7 @@ class MlflowTracker(RemoteRun):
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         with self._translate_errors():
-            # Params cannot change, so only missing ones are logged.
+            # MLflow refuses to change params, so only missing ones are logged.
             existing = self._client.get_run(self.run_id).data.params
             new = {name: value for name, value in flatten(config).items() if name not in existing}
             params = [Param(name, value[:PARAM_CHARACTERS]) for name, value in new.items()]
@@ -332,7 +332,7 @@ class MlflowTracker(RemoteRun):
 
     @cached_property
     def _artifact_root(self) -> Path | None:
-        """The folder of all runs' artifacts, if it is one of a file system; the client itself writes there."""
+        """The folder of all runs' artifacts if it is in a file system, to which this process then writes directly."""
         with self._translate_errors():
             uri = urlsplit(self._client.get_run(self.run_id).info.artifact_uri)
         # .../RUN/artifacts
@@ -365,7 +365,7 @@ def _longer_timeout() -> Iterator[None]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested settings as `section.name: text`, the form of MLflow's params. Items of a list count from 1."""
+    """Return nested settings as `section.name: text`, as MLflow's params need. Items of a list are numbered from 1."""
     flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, list):

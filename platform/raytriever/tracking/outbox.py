@@ -1,15 +1,15 @@
-"""Outbox of a run for one tracker: the logged data that it does not have yet, and the thread that sends it.
+"""Outbox of a run for one tracker: the logged data that the tracker does not have yet, and the thread that sends it.
 
-1. Points are in `steps.jsonl`. `run.json` (of other trackers than MLflow `run-NAME.json`) says up to which byte the
-   tracker has them and holds all else: the descriptions, the names of files, the status, and which of them are unsent.
-2. A message counts as sent when the tracker has confirmed it. A crash between the two sends it again, which changes
-   nothing: MLflow, Trackio and W&B keep a point once, and a run is created under a key that is looked up first.
-3. A file that the tracker does not take waits until all else is sent, and is tried once more at the end.
-4. A run says how many points it has when it is connected. The points after them are sent again: all of them if a server
-   has no such run any more, or if the tracker writes its files again, as TensorBoard does. Such a run gets its files
-   again too. Descriptions are sent again with each connection.
+1. Points are in `steps.jsonl`. `run.json` (`run-NAME.json` for trackers other than MLflow) says up to which byte the
+   tracker has them. It also holds all other data: descriptions, names of files, the status, and what of it is unsent.
+2. A message counts as sent when the tracker has confirmed it. After a crash in between it is sent again, which changes
+   nothing: MLflow, Trackio and W&B store a point once, and a run is created under a key that is looked up first.
+3. A file that the tracker refuses waits until everything else is sent, and is tried once more at the end.
+4. When a run is connected, it reports how many points it has. Later points are sent again. That is all of them if a
+   server has lost the run, or if the tracker rewrites its files, as TensorBoard does. Such a run gets its files
+   again, too. Descriptions are sent again with each connection.
 5. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
-   caller waits for a server. A lost server is reported once, and once when it is back."""
+   caller waits for a server. One line reports that a server is lost, and another one that it is back."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
 POINTS_PER_MESSAGE = 1000
-# A message costs a server more than the points in it, so a few points wait for the ones that follow.
+# A message costs a server more than the points in it, so a few points wait for further ones.
 GATHER_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before a message is sent again; doubled each time
 END_PAUSE = 2.0  # longest pause after the end of the run
-REPORTED_FAILURES = 2  # in a row, before a line is logged: a database may be locked for a moment
+REPORTED_FAILURES = 2  # consecutive failures before a line is logged; a database may be locked for a moment
 
 
 def one_line(error: Exception) -> str:
@@ -45,7 +45,7 @@ def one_line(error: Exception) -> str:
 class Outbox:
     """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it.
 
-    Files are those of `output`, by default the directory of the points.
+    Only files below `output` are sent, by default the directory of the points.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Outbox:
         state = read_state(self._file) or RunState(secrets.token_hex(16))
         self._state = replace(state, sent=min(state.sent, steps.size))
         self._sent_points = steps.points - steps.count(self._state.sent)
-        self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker did not take, with the reason
+        self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker refused, with the reason
         self._due = 0.0  # `time.monotonic()` at which a few points are sent
 
     @property
@@ -124,7 +124,7 @@ class Outbox:
     def put_description(
         self, params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
     ) -> None:
-        """Store settings, data and tags; they replace unsent ones of the same data, or of the same names of tags."""
+        """Store settings, data and tags. They replace unsent ones of the same data, and tags of the same name."""
         new = RunDescription(dict(params), dataset and replace(dataset, counts=dict(dataset.counts)), dict(tags))
         with self._lock:
             waiting, sent = (
@@ -155,14 +155,14 @@ class Outbox:
                 self._change(children=(*self._state.children, folder))
 
     def connect(self) -> RemoteRun:
-        """Return the run at the tracker, which is created if it does not exist. Raises as `TrackerClient.connect`."""
+        """Return the run at the tracker; create it if it is missing. Raise the errors of `TrackerClient.connect`."""
         if self._run is None:
             parent = self._parent.run_id if self._parent else None
             self._change()  # the key is stored before a run is created with it
             state = self._state
             run = self.client.connect(state.name, self.run_id, parent, state.key, self._sent_points)
             with self._lock:
-                state = self._state  # what was put while the tracker answered stays
+                state = self._state  # includes data stored while the tracker answered
                 has_nothing, offset = run.run_id != self.run_id or not run.points, state.sent
                 if has_nothing or run.points != self._sent_points:
                     self._sent_points, offset = self._steps.locate(run.points)
@@ -198,18 +198,18 @@ class Outbox:
                 self._due = time.monotonic() + GATHER_SECONDS
         elif entry := self._next_file():
             path, folder = entry
-            # A file that was removed since cannot be sent, and a file outside the output is not the run's.
+            # A file that was removed cannot be sent, and a file outside the output does not belong to the run.
             if Path(path).is_file() and Path(path).resolve().is_relative_to(self._output):
                 try:
                     run.log_file(Path(path), folder)
-                except Exception as error:  # any error: the metrics and the status do not wait for a file
+                except Exception as error:  # any error: metrics and status must not wait for a file
                     self._refused[entry] = one_line(error)
                     return
             self._confirm("files", entry)
         elif status := state.status:
             run.finish(status)
             with self._lock:
-                if self._state.status == status:  # and no other one was stored since
+                if self._state.status == status:  # unless another one was stored meanwhile
                     self._change(status=None)
 
     def _confirm(self, name: str, entry: Any) -> None:
@@ -222,7 +222,7 @@ class Outbox:
     def _change(self, **values: Any) -> None:
         with self._lock:
             state = replace(self._state, **values)
-            if state != self._state or not self._file.exists():  # a finished run that is started again stays as it is
+            if state != self._state or not self._file.exists():  # a finished run that is started again is not written
                 self._state = state
                 write_atomically(self._file, json.dumps(asdict(state)) + "\n")
 
@@ -242,7 +242,7 @@ class OutboxSender:
         self._thread = threading.Thread(target=self._run, name=f"raytriever-{client.name}", daemon=True)
 
     def add(self, outbox: Outbox) -> None:
-        """Send the data of an outbox after that of the earlier ones; start the thread if it does not run."""
+        """Add an outbox, whose data is sent after that of earlier ones; start the thread if it is not running."""
         with self._changed:
             self._outboxes.append(outbox)
             if not self._thread.is_alive():
@@ -259,20 +259,20 @@ class OutboxSender:
         return sum((outbox.backlog() for outbox in self._outboxes), Backlog(failures=self.failures))
 
     def end(self) -> None:
-        """Send all data at once from now on, also a few points."""
+        """Send all data without delay from now on, even a few points."""
         with self._changed:
             self._ending_since = self._ending_since or time.monotonic()
             self._changed.notify_all()
 
     @property
     def refusals(self) -> list[str]:
-        """Reason of each file that the tracker did not take."""
+        """Reason for each file that the tracker refused."""
         return [reason for outbox in self._outboxes for reason in outbox.refusals]
 
     def close(self, patience: float) -> bool:
         """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more.
 
-        A failing tracker has `patience` seconds since `end`. One that accepts data gets the time it needs.
+        A failing tracker has `patience` seconds from the call of `end`. One that accepts data gets the time it needs.
         """
         self.end()
         if self._wait(patience) and sum(outbox.retry_files() for outbox in self._outboxes):

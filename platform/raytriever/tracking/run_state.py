@@ -1,4 +1,4 @@
-"""State of a run at a tracker, as `run.json` and `run-NAME.json` in the run directory hold it."""
+"""State of a run at a tracker, stored as `run.json` or `run-NAME.json` in the run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDENTITY = "run.json"
 
 @dataclass(frozen=True)
 class RunDescription:
-    """Settings, data and tags of a run, as `Tracker.describe` gets them."""
+    """Settings, data and tags of a run: the arguments of `Tracker.describe`."""
 
     params: dict[str, str]
     dataset: DatasetRecord | None
@@ -25,9 +25,9 @@ class RunDescription:
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run at a tracker: what it has, by the bytes of `steps.jsonl` and by `sent_...`, and what it lacks.
+    """State of a run at a tracker: the data that it has (bytes of `steps.jsonl`, and `sent_...`), and what it lacks.
 
-    The run is created under `key`. A file is its path and its folder, a child its folder relative to the run's.
+    The run is created under `key`. A file is a pair of path and folder. A child is its folder, relative to the run's.
     """
 
     key: str
@@ -44,12 +44,12 @@ class RunState:
 
 
 def state_file(tracker: str) -> str:
-    """Return the name of the file in the run directory that has what a tracker does not have yet."""
+    """Return the name of the file in the run directory that holds the state of the run at a tracker."""
     return IDENTITY if tracker == "mlflow" else f"run-{tracker}.json"
 
 
 def read_state(path: Path) -> RunState | None:
-    """Return the state that a file holds; None without the file. Raises `StorageError` if it is damaged."""
+    """Return the state in a file; None if there is no file. Raises `StorageError` if it is damaged."""
     if not path.is_file():
         return None
     remedy = f"give another {setting('output')}"

@@ -1,10 +1,10 @@
 """Trackers of a run: everything logged is stored next to the run first, then sent by one thread for each tracker.
 
-A tracker that goes away during a run costs the run only a log line. At its end the run waits for the tracker for a
-limited time; the same command sends the rest when called again. Only at the start is an unreachable server of MLflow
-an error, because then the address is most likely wrong.
+If a tracker goes away during a run, the run only logs a line. At its end the run waits for the tracker for a limited
+time; if the same command is run again, it sends the rest. Only at the start is an unreachable MLflow server an error,
+because its address is then probably wrong.
 
-If a job writes its output directory whole at its end, the data waits in a hidden folder next to it (`open_adjacent`).
+If a job writes its output directory at its end, the data waits in a hidden folder next to it (`open_adjacent`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker, TrackerClient
 from raytriever.tracking.tracker_names import TITLES, open_trackers
 
-# Seconds to wait for a failing server at the end of a run, and of one that was interrupted or failed.
+# Seconds to wait for a failing server at the end of a run, and at the end of one that was interrupted or failed.
 END_SECONDS, SHORT_END_SECONDS = 60.0, 5.0
-_ADJACENT = ".tracking"  # end of the name of a folder next to an output
+_ADJACENT = ".tracking"  # suffix of the folder next to an output
 
 Log = Callable[[str], None]
 
@@ -38,7 +38,7 @@ Log = Callable[[str], None]
 class Spool(Tracker):
     """Tracker that stores its data in a run directory, and sends it to any number of trackers.
 
-    Its senders, one for each tracker, are closed when the run is finished, unless it has a parent.
+    It has one sender for each tracker. They are closed when the run is finished, unless it has a parent.
     """
 
     def __init__(self, folder: Path, senders: Sequence[OutboxSender], log: Log, parent: Spool | None = None) -> None:
@@ -81,7 +81,7 @@ class Spool(Tracker):
     def child(self, run_name: str, folder: Path) -> Spool:
         """Return a child run with its own settings, metrics, files and run directory.
 
-        It can be started while a tracker does not answer.
+        The child run can be started even if a tracker does not answer.
         """
         name = os.path.relpath(folder, self.folder)
         for outbox in self._outboxes:
@@ -104,7 +104,7 @@ class Spool(Tracker):
         self._wake()
 
     def log(self, points: Sequence[Point]) -> None:
-        """See `Tracker`; points whose name and step were logged before are left out."""
+        """See `Tracker`; a point is left out if its name and step were logged before."""
         self._steps.add(points)
         self._wake()
 
@@ -139,9 +139,9 @@ class Spool(Tracker):
 
     @activity("sending what remains to the trackers")
     def drain(self, patience: float) -> bool:
-        """Send all remaining data, and stop; failing trackers get `patience` seconds. Return whether all was sent.
+        """Send all remaining data, then stop; failing trackers get `patience` seconds. Return whether all was sent.
 
-        The folder of a job that writes its output at its end is then removed.
+        If all was sent, the hidden folder of a job that writes its output at its end is removed.
         """
         for sender in self._senders:
             sender.end()
@@ -175,7 +175,7 @@ class Spool(Tracker):
 def send_pending(folder: Path, trackers: Sequence[str], log: Log) -> bool:
     """Send the unsent data of a finished run and its child runs to some trackers; return whether all has been sent.
 
-    A tracker that does not answer is no error here, because the run is finished and its results are stored.
+    A tracker that does not answer is not an error here, because the run is finished and its results are stored.
     """
     sent = [_send_pending(folder, name, log) for name in trackers if has_unsent_data(folder, name)]
     return all(sent)
@@ -194,7 +194,7 @@ def _send_pending(folder: Path, tracker: str, log: Log) -> bool:
 
 
 def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
-    """Start a run for a job that writes `output`, which gives it its name, at its end."""
+    """Start a run for a job that writes `output` at its end; the run has the name of `output`."""
     clients = open_trackers(trackers)
     name = output.resolve().name
     parent = output.resolve().with_name(f".{name}{_ADJACENT}")
@@ -219,5 +219,5 @@ def _output_of(folder: Path) -> Path:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # it holds folders of other jobs
+    with suppress(OSError):  # the parent folder may hold folders of other jobs
         folder.parent.rmdir()

@@ -1,8 +1,9 @@
 """Step log of a run, `steps.jsonl`: every logged point in order, one line for the points of one step and time.
 
 The file has three readers: a resumed run, which needs its curves; the tracker, which sends the points that the server
-does not have yet; and any reader of a run directory. A whole line is durable. A line that was cut off by the death of
-the process is removed before the next line is written. Its step is repeated, because no later checkpoint was committed.
+does not have yet; and any reader of a run directory. A complete line is durable. If the process died while it wrote a
+line, the partial line is removed before the next one is written. Its step is then repeated, because no later checkpoint
+was committed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"
 _REMEDY = f"remove the line, or give another {setting('output')}"
-# Largest step, each of which uses a bit of memory, and largest time in milliseconds.
+# Largest step (each step uses one bit of memory), and largest time in milliseconds.
 _LIMITS = (1_000_000_000, 1 << 53)
 
 
@@ -38,7 +39,7 @@ class StepLog:
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / STEPS
         self._lock = threading.Lock()
-        self._logged: dict[str, bytearray] = {}  # by metric, a bit for every step
+        self._logged: dict[str, bytearray] = {}  # one bit for every step, by metric
         self.size = self.points = 0
         for end, entry in _entries(self._file):
             self.size = end
@@ -61,7 +62,7 @@ class StepLog:
             with disk_errors(self._file):
                 descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644)
                 with open(descriptor, "wb", buffering=0) as stream:
-                    stream.truncate(self.size)  # cut off a line that was cut off by a death or a full disk
+                    stream.truncate(self.size)  # remove a partial line that a crash or a full disk left
                     stream.seek(self.size)
                     view = memoryview(lines)
                     while view:
@@ -72,7 +73,7 @@ class StepLog:
             return len(fresh)
 
     def read_from(self, offset: int, limit: int) -> PointBatch:
-        """Return points from a byte offset on, in whole lines, until there are at least `limit`."""
+        """Return at least `limit` points from a byte offset on, in complete lines; fewer at the end of the file."""
         batch = PointBatch([], offset)
         for end, entry in _entries(self._file, offset, self.size):
             batch = PointBatch([*batch.points, *_points(entry)], end)
@@ -85,7 +86,7 @@ class StepLog:
         return sum(len(entry["measured"]) for _, entry in _entries(self._file, offset, self.size))
 
     def locate(self, points: int) -> tuple[int, int]:
-        """Return how many of the first points are in whole lines, and the byte offset after these lines."""
+        """Return how many of the first `points` points fill complete lines, and the byte offset after these lines."""
         before = offset = 0
         for end, entry in _entries(self._file, 0, self.size):
             if before + len(entry["measured"]) > points:
@@ -146,8 +147,8 @@ class _Entry(TypedDict):
 
 
 def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
-    """Yield the whole lines from a byte offset on, each with the offset after it. Lines that are not JSON are skipped:
-    a crash of the machine may have written a line in part."""
+    """Yield the complete lines from a byte offset on, each with the offset after it. Lines that are not JSON are
+    skipped, because a crash of the machine may leave a partly written line."""
     if not file.is_file():
         return
     with disk_errors(file), file.open("rb") as stream:
@@ -170,7 +171,8 @@ def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[t
 
 
 def _is_entry(entry: Any) -> bool:
-    """Return whether a line has the types of `_Entry`, ten times faster than `conform`: there may be millions."""
+    """Return whether a line has the types of `_Entry`, ten times faster than `json_and_yaml.conform`, as there may be
+    millions of lines."""
     if type(entry) is not dict or type(entry.get("measured")) is not dict:
         return False
     for number, limit in zip((entry.get("step"), entry.get("milliseconds")), _LIMITS, strict=True):

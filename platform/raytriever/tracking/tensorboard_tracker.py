@@ -43,7 +43,7 @@ class TensorboardClient(TrackerClient):
 
 
 class TensorboardRun(RemoteRun):
-    """One run: the newest event file of the folder `run_id`; earlier ones are empty."""
+    """One run: the newest event file in the folder `run_id`. Earlier event files there are emptied."""
 
     points = 0
 
@@ -55,14 +55,14 @@ class TensorboardRun(RemoteRun):
         self.view = f"tensorboard --logdir {shlex.quote(str(events_folder()))}"
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.glob("events.out.tfevents.*"):
-            os.truncate(file, 0)  # a TensorBoard that reads a removed file finds no later one
+            os.truncate(file, 0)  # emptied, because TensorBoard stops at a file that is removed
         self._file = folder / f"events.out.tfevents.{time.time_ns()}.raytriever"
-        # A TensorBoard that has read the earlier file forgets its points at this event.
+        # At this event, a TensorBoard that has read the earlier file drops its points.
         start = Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
         self._write([Event(wall_time=time.time(), file_version="brain.Event:2"), start])
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
-        """Write settings, data and tags for the page of hyperparameters, once."""
+        """Write settings, data and tags for TensorBoard's page of hyperparameters, once."""
         if dataset is not None:
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
@@ -70,7 +70,7 @@ class TensorboardRun(RemoteRun):
             self._write([self._event(wall_time=time.time(), summary=summary)])
 
     def log(self, points: Sequence[Point]) -> None:
-        """Write an event for each step and time; TensorBoard's values are float32."""
+        """Write an event for each step and time; TensorBoard stores values as float32."""
         rows = rows_of(points)
         events = [self._event(wall_time=row[0].milliseconds / 1000, step=row[0].step) for row in rows]
         for event, row in zip(events, rows, strict=True):

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-STAGE = "raytriever.stage"  # tag with the stage that made a run; the UI can filter by it
+STAGE = "raytriever.stage"  # tag with the command that made a run; the UI can filter by it
 
 
 def git_commit(directory: Path) -> str | None:
@@ -53,16 +53,16 @@ class Point(NamedTuple):
 
 
 def points_now(values: Mapping[str, float | None], step: int = 0) -> list[Point]:
-    """Return values by name as points of a step at this time; one that does not exist or is NaN has no point."""
+    """Return values by name as points of a step at this time; None and NaN become no point."""
     now, numbers = time.time_ns() // 1_000_000, {name: math.nan if one is None else one for name, one in values.items()}
     return [Point(name, float(value), step, now) for name, value in numbers.items() if not math.isnan(value)]
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """Data that a run has logged and its server does not have yet.
+    """Amount of data that a run has logged but its server does not have yet.
 
-    `seconds` is the age of the oldest point; `failures` counts the requests that failed since this call began.
+    `seconds` is the age of the oldest point. `failures` counts the requests that failed since this command began.
     """
 
     points: int = 0
@@ -76,12 +76,12 @@ class Backlog:
 
 
 class Tracker:
-    """Receives the settings, metrics and files of a run from the driver, the only writer. This one keeps nothing."""
+    """Receiver of settings, metrics and files of a run from the driver, the only writer. This class keeps nothing."""
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
-        """Log the resolved settings, the data and the tags. A resumed run may repeat the call; nothing changes.
+        """Log the resolved settings, the data and the tags. A resumed run may repeat the call, which changes nothing.
 
-        Without a data set, tags that arise during the run are added; trackers without tags may ignore them.
+        A call without a data set adds tags that arise during the run; trackers without tags may ignore it.
         """
 
     def log(self, points: Sequence[Point]) -> None:
@@ -97,8 +97,8 @@ class Tracker:
 class RemoteRun(Tracker):
     """One run at a tracker, which may fail at any time.
 
-    Its attributes are the tracker's id of the run, the number of points that the tracker had when the run was created
-    or resumed (the first ones of the run), and the command or address that shows the run.
+    `run_id` is the tracker's id of the run, and `view` the command or address that shows it. `points` is the number of
+    the run's first points that the tracker had when the run was created or resumed.
     """
 
     run_id: str
@@ -121,16 +121,16 @@ class TrackerClient(Protocol):
 
         Args:
             run_id: run to resume; None for a new one.
-            key: unique text of the run, which finds it after a lost response.
-            points: number of points that the tracker has confirmed; a tracker that does not know how many it has
-                returns a run with this number.
+            key: unique text of the run, by which it is found again if a response was lost.
+            points: number of points that the tracker has confirmed. A tracker that cannot count its points returns a
+                run with this number.
         """
 
 
 def described(
     params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
 ) -> dict[str, str | float]:
-    """Return settings, data and tags under one mapping, for trackers that have only settings; numbers as numbers."""
+    """Return settings, data and tags in one mapping, for trackers that have only settings; convert texts to numbers."""
     flat = {**params, **tags}
     if dataset is not None:
         data = {"source": dataset.source, "digest": dataset.digest, **{k: str(v) for k, v in dataset.counts.items()}}
@@ -148,13 +148,13 @@ def _number(text: str) -> str | float:
 
 
 def rows_of(points: Sequence[Point]) -> list[list[Point]]:
-    """Return consecutive points of the same step and time together."""
+    """Group consecutive points that have the same step and time."""
     return [list(row) for _, row in groupby(points, lambda point: (point.step, point.milliseconds))]
 
 
 @contextmanager
 def closing(tracker: Tracker) -> Iterator[None]:
-    """Close a run at the end of the block, with the status that the block ends with."""
+    """Close a run at the end of the block, with a status that says how the block ended."""
     status = "FAILED"
     try:
         yield

@@ -1,7 +1,7 @@
-"""Names of `--tracker`, their packages and keys, and the trackers themselves.
+"""Names that `--tracker` accepts, their packages and keys, and the trackers themselves.
 
-`check_trackers` finds a missing package, a missing key and a wrong address before any long work, without a request to
-a service other than MLflow's.
+`check_trackers` finds a missing package, a missing key and a wrong address before any long work. It sends no request,
+except to an MLflow server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OLDEST = {"wandb": "0.19.10", "tensorboard": "2.18", "trackio": "0.43"}
 
 
 def read_trackers(text: str) -> tuple[str, ...]:
-    """Return the trackers of a list such as `mlflow,wandb`; none for `none`."""
+    """Return the names in a list such as `mlflow,wandb`; `none` gives no names."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in (*TITLES, NONE):
@@ -33,7 +33,7 @@ def read_trackers(text: str) -> tuple[str, ...]:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers can be used, as far as possible without them."""
+    """Check that trackers can be used, as far as that is possible without connecting to them."""
     for name in names:
         if name in _OLDEST:
             _check_package(name)
@@ -50,7 +50,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(names: Sequence[str]) -> list[TrackerClient]:
-    """Return trackers; raises as `check_trackers`, and `ConfigError` if the server of MLflow does not answer."""
+    """Return trackers; raises the errors of `check_trackers`, and `ConfigError` if MLflow's server does not answer."""
     check_trackers(names)
     return [_open(name) for name in names]
 

@@ -1,7 +1,7 @@
 """Trackio tracker: rows in Trackio's database on this machine (`TRACKIO_DIR`), which `trackio show` opens.
 
-A row has an id of its run and its first point, and Trackio keeps one row of each id, so a row that is sent twice
-changes nothing. Trackio's `Run` is not used: it writes from a thread that gives up a batch after an error.
+A row's id consists of its run and its first point. Trackio keeps one row for each id, so a row that is sent twice
+changes nothing. Trackio's `Run` is not used, because it writes from a thread that drops a batch after an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TrackioClient(TrackerClient):
 
 
 class TrackioRun(RemoteRun):
-    """One run in the database, which has some of its points."""
+    """One run in the database, which may already have some of its points."""
 
     view = "trackio show"
 

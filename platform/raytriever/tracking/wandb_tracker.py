@@ -1,7 +1,7 @@
 """W&B tracker: runs of W&B in the modes of `WANDB_MODE`, with `step` as their x-axis.
 
-A row has as W&B's `_step` the number of its last point. So a server says how many points it has, and takes none twice.
-Without a server a resumed run is written again from its first point, and replaces its earlier folder.
+W&B's `_step` of a row is the number of its last point. So a server knows how many points it has, and accepts none
+twice. Without a server, a resumed run is written again from its first point, and replaces its earlier folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, Tracker
 
 OFFLINE = ("offline", "dryrun", "disabled")
 _REMEDY = "run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline"
-# W&B prints nothing, and collects nothing but what it is sent.
+# With these settings W&B prints nothing, and collects only what it is sent.
 _QUIET: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "disable_code": True}
 _QUIET |= {"x_disable_stats": True, "init_timeout": 30.0, "finish_timeout": 60.0, "finish_timeout_raises": True}
 
@@ -57,7 +57,7 @@ class WandbClient(TrackerClient):
         import wandb
 
         run_id = run_id or key
-        if run_id in self._connected:  # it failed; W&B's process refuses an id that is in use
+        if run_id in self._connected:  # the run failed before; W&B's process refuses an id in use
             self._end_process()
         for file in self._folder.glob(f"*-{run_id}*/run-{run_id}.wandb") if self._is_offline else ():
             shutil.rmtree(file.parent)
@@ -83,7 +83,7 @@ class WandbClient(TrackerClient):
 
 
 class WandbRun(RemoteRun):
-    """One run of W&B, which has some of its points."""
+    """One run of W&B, which may already have some of its points."""
 
     def __init__(self, run: Any, view: str, points: int) -> None:
         self._run, self.run_id, self.view, self.points, self._next = run, str(run.id), view, points, points
@@ -101,7 +101,7 @@ class WandbRun(RemoteRun):
             self._run.log({point.name: point.value for point in row} | times, step=self._next - 1, commit=True)
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Copy a file into the run's files, from where it is sent."""
+        """Copy a file into the run's files, from which W&B uploads it."""
         copy = Path(self._run.dir) / folder / path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         self._run.save(shutil.copyfile(path, copy), base_path=self._run.dir, policy="now")

@@ -108,9 +108,9 @@ def test_tables_of_combined_data_sets_are_chained() -> None:
 
 
 def test_positions_the_data_set_does_not_have_are_refused() -> None:
-    with pytest.raises(DataError, match="names document 10 of 10"):
+    with pytest.raises(DataError, match="names document 10, but there are only 10"):
         NegativesTable.of(dataset(), np.arange(4), np.full(4, 10), "bm25")
-    with pytest.raises(DataError, match="names query 4 of 4"):
+    with pytest.raises(DataError, match="names query 4, but there are only 4"):
         NegativesTable.of(dataset(), np.array([4]), np.array([1]), "bm25")
 
 

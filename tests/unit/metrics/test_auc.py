@@ -107,7 +107,7 @@ def test_a_query_without_scores_has_the_auc_itself() -> None:
 
 def test_an_empty_pool_is_refused() -> None:
     none, some, of = np.zeros(0), np.ones(1), np.zeros(1, np.int64)
-    with pytest.raises(MetricInputError, match="a pool without scores"):
+    with pytest.raises(MetricInputError, match="a pool has no scores"):
         auc_pseudo_values(none, some, np.zeros(0, np.int64), of, 1)
 
 

@@ -200,7 +200,7 @@ def test_a_finished_run_does_nothing_and_a_damaged_newest_is_named_once_and_the_
     again, recorder = make_assignment(**SETTINGS)
     assert_ends_alike(again, recorder, recorder_first.steps, expected)
     assert len(recorder.notices) == 2
-    assert recorder.notices[0].startswith(f"{file}: incomplete")
+    assert recorder.notices[0].startswith(f"{file}: is incomplete")
     assert recorder.notices[1] == f"Resumed from checkpoint {before.name}."
 
 
@@ -231,7 +231,7 @@ def test_a_damaged_best_is_named_and_the_best_from_there_counts(
     file.write_bytes(b"damaged")
     again, second_recorder = make_assignment(**settings)
     result = train(again)
-    assert second_recorder.notices[0].startswith(f"{file}: incomplete")
+    assert second_recorder.notices[0].startswith(f"{file}: is incomplete")
     assert second_recorder.notices[0].endswith("The best checkpoint is chosen from later ones.")
     looks = {step: message["dev_loss"] for step, message in second_recorder.steps.items()}
     assert result.best_step == min(looks, key=looks.__getitem__) > progression.step

@@ -34,7 +34,7 @@ from raytriever.core.store.lock import acquire, check_owner, lock_file_of, owner
 
 MANIFEST = object_stores.MANIFEST
 FORMAT = 1  # version of all committed directories, runs and sweeps; any other is refused
-_STALE_SECONDS = 60
+_STALE_SECONDS = 60  # age at which a temporary directory without an owner is removed
 
 
 def sha256_of(file: Path | str) -> str:
@@ -236,14 +236,14 @@ def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
     remedy = "make the directory again"
     for name in files:
         if os.path.isabs(name) or ".." in name.split("/"):
-            raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), remedy)
+            raise StorageError(f"names {name!r}, which is outside of it", str(path / MANIFEST), remedy)
     remote_folders.fetch(path, files)
     for name, entry in files.items():
         file = path / name
         if not file.is_file():
-            raise StorageError("missing, though the manifest names it", str(file), remedy)
+            raise StorageError("is missing, though the manifest names it", str(file), remedy)
         if (size := file.stat().st_size) != entry["size"]:
-            raise StorageError(f"incomplete: {size} bytes of {entry['size']}", str(file), remedy)
+            raise StorageError(f"is incomplete: {size} bytes of {entry['size']}", str(file), remedy)
 
 
 def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
@@ -252,7 +252,7 @@ def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
         digests = threads.map(lambda name: sha256_of(path / name), files)
         for (name, entry), digest in zip(files.items(), digests, strict=True):
             if digest != entry["sha256"]:
-                what = "changed: its SHA-256 is not the manifest's"
+                what = "has changed: its SHA-256 is not the manifest's"
                 raise StorageError(what, str(path / name), "make the directory again")
 
 

@@ -3,7 +3,7 @@
     BUCKET/runs/.mine.lock/TOKEN    an object of each process that has the lease or asks for it
 
 1. A process writes its object, then lists. It has the lease if it sees no other object. Stores list what was written
-   before, so of two that ask at the same time at least one sees the other; it takes its object back and asks later.
+   before. So of two that ask at the same time, at least one sees the other. It takes its object back and asks later.
 2. The holder writes its object again every `RENEW_SECONDS`. An object that is `STALE_SECONDS` old belongs to
    a process that has ended, and is removed. Ages are differences of the store's own times, never of hosts' clocks.
 3. A holder whose object was removed, because it was stopped for too long, commits nothing more (`lock.check_owner`).
@@ -20,7 +20,7 @@ from raytriever.core.errors import StorageError
 from raytriever.core.store import object_stores, remote_folders
 from raytriever.core.terminal import warn
 
-RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0
+RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0  # time between renewals; age at which a lease counts as abandoned
 
 
 class Lease:

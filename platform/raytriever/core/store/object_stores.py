@@ -28,7 +28,7 @@ from raytriever.core.terminal import warn
 
 T = TypeVar("T")
 _report: Callable[[str], None] = warn
-_newest = 0
+_newest = 0  # see `newest`
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -318,7 +318,7 @@ def check_writable(path: Path | str) -> None:
     with named(path, probe):
         write_object(probe, _PROBE)
         if read_object(probe) != _PROBE:
-            what = "no object store: what was written cannot be read"
+            what = "is not an object store: an object that was written there cannot be read"
             raise StorageError(what, address_of(probe), "check the endpoint")
         delete_object(probe)
 

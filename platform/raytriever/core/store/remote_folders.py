@@ -36,7 +36,7 @@ from raytriever.core.store.object_stores import (
 )
 
 UNFINISHED = ".unfinished"
-SMALL_BYTES = 1 << 20
+SMALL_BYTES = 1 << 20  # larger files of committed directories are copied only by `fetch`
 CLOCK_ERROR_NS = 3_600_000_000_000  # largest difference between the clocks of a machine and of the store
 UNUSED_SECONDS = 7 * 86_400  # age at which unused large files of a copy are removed
 IN_USE_SECONDS = 3_600  # age below which even a full disk does not remove them
@@ -313,7 +313,7 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
 
 def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
     names = list(names)
-    if len(names) < 2:  # without a thread
+    if len(names) < 2:  # one transfer needs no thread
         list(map(work, names))
         return
     with ThreadPoolExecutor(min(TRANSFERS, len(names))) as threads:

@@ -15,8 +15,8 @@ from raytriever.data.documents.document_questions import NO_FILE, Questions
 from raytriever.data.documents.passage_chunking import Passage
 from raytriever.data.formats.train_dev_test import SPLITS, Shares, few_questions, shares_of
 
-_SHOWN = 10
-_CHARACTERS = 160
+_SHOWN = 10  # maximum number of entries of a list
+_CHARACTERS = 160  # length at which an example is cut
 
 
 @dataclass

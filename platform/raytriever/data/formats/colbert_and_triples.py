@@ -2,9 +2,9 @@
 arXiv:2004.12832).
 
 1. Triples: query, positive and negative in three columns separated by tabs, without quotation marks.
-2. Folder: `collection.tsv` of passage id, text and perhaps a title; `queries.tsv` of query id and text; judgements in
-   `qrels.tsv`, the four columns of TREC; or triples of ids in `triples.tsv`, or as `[query, positive, negative, ...]`
-   in each line of `triples.json`, where a passage may be `[id, score]`.
+2. Folder: `collection.tsv` of passage id, text and perhaps a title, and `queries.tsv` of query id and text. Judgements
+   are in `qrels.tsv`, the four columns of TREC. Or triples of ids are in `triples.tsv`, or in `triples.json`, each line
+   `[query, positive, negative, ...]`, where a passage may be `[id, score]`.
 
 The name of a file of judgements or triples contains the split, such as `qrels.dev.small.tsv`.
 """

@@ -234,7 +234,7 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
             buffer, at, start = buffer[start - 1 :] + block, at - start + 1, 1
 
 
-_BATCH_ROWS = 65_536
+_BATCH_ROWS = 65_536  # maximum number of rows of a batch
 
 
 def column_names(where: str) -> list[str]:

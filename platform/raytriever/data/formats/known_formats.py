@@ -59,8 +59,8 @@ from raytriever.data.records_and_bad_rows import NO_ANSWER, BadRow, Records
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 _ARRAY = re.compile(rb"\[\s*\{")
-_ROWS = 10
-_BLOCK = 1 << 16
+_ROWS = 10  # rows of a file that decide its format
+_BLOCK = 1 << 16  # bytes that are read for these rows
 # Files with names like those of judgements, except notes such as a README.
 _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)", re.IGNORECASE)
 
@@ -322,7 +322,7 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Pla
         if test is not None and file.where == test.where:
             split = TEST
         elif "split" in fields and (name == PAIRS or is_table or (is_triple and named is None)):
-            by_pair = name == PAIRS  # whose parser reads the field
+            by_pair = name == PAIRS  # its parser reads the field itself
             parse = partial(_in_split, parse, named or TRAIN) if by_pair else partial(csv_tables.split_row, parse)
             split = None
         elif config != SplitConfig():

@@ -20,7 +20,7 @@ from raytriever.data.records_and_bad_rows import NO_ANSWER, Records
 Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 ENOUGH = 50  # minimum number of questions of dev, and of test, for useful metrics and thresholds
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # tolerance, because a sum such as 0.1 + 0.2 is not exact
 _SMALL, _LARGE = 0.1, 0.3  # bounds of the default share of dev, and of test
 
 

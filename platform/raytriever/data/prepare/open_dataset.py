@@ -153,7 +153,7 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
     train = dataset.judgements[TRAIN]
     queries = np.unique(train.queries)
     if len(queries) < 2:
-        raise DataError("one query only, too few to hold out a dev split", where, "add judgements of a dev split")
+        raise DataError("has only one query, too few to hold out a dev split", where, "add judgements of a dev split")
     of_dev = _held_out(queries, dataset)
     is_dev = np.isin(train.queries, of_dev)
     judgements = {**dataset.judgements, TRAIN: train.where(~is_dev), DEV: train.where(is_dev)}

@@ -120,7 +120,7 @@ def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64
     return batch[rank * local : (rank + 1) * local]
 
 
-WORD = 2**64 - 1
+WORD = 2**64 - 1  # largest word of 64 bits, also used as a mask
 
 
 @lru_cache(maxsize=2)

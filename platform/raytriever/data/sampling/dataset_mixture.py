@@ -65,7 +65,8 @@ def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
         return tuple(sizes)
     words = [word.strip() for word in text.split(",")]
     if len(words) != len(sizes):
-        raise ConfigError(f"{text!r} is {len(words)} for {len(sizes)} data sets", _FLAG, "give one for each, as in 2,1")
+        what = f"{len(sizes)} data sets need {len(sizes)} weights, {text!r} has {len(words)}"
+        raise ConfigError(what, _FLAG, "give one for each, as in 2,1")
     weights = []
     for word, size in zip(words, sizes, strict=True):
         try:
@@ -75,7 +76,7 @@ def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
         if not 0 < weight < 1e100:  # false for NaN, too
             raise ConfigError(f"{word!r} is no weight", _FLAG, "give numbers above 0, as in 2,1")
         if not size:
-            raise ConfigError(f"weight {word} is of a data set without training examples", _FLAG, "leave it out")
+            raise ConfigError(f"weight {word} belongs to a data set without training examples", _FLAG, "leave it out")
         weights.append(weight)
     return tuple(weights)
 

@@ -1,8 +1,8 @@
 """Teacher scores of pairs of a query and a document: a table by position, and its Parquet files by id.
 
 In memory a pair and its score take twelve bytes. On disk a table is a committed directory (`store`) of
-`part-00000.parquet` and so on, whose manifest identifies the queries and documents, or a single Parquet file with the
-same columns."""
+`part-00000.parquet` and so on. Its manifest identifies the queries and documents. A single Parquet file with the same
+columns is read, too."""
 
 from __future__ import annotations
 

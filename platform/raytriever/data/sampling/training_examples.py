@@ -134,7 +134,7 @@ class Examples:
         query_starts, document_starts = starts_of(dataset)
         starts = np.searchsorted(positives.queries, query_starts)
         if negatives is not None and len(negatives.offsets) != len(dataset.queries) + 1:
-            what = f"the negatives table is of {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}"
+            what = f"the negatives table has {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}"
             raise DataError(what, dataset.name, "mine the negatives of this data set")
         copies = dataset.queries.copies, dataset.documents.copies
         return cls(positives, drawn, starts, document_starts, seed, negatives, shares, ranked, *copies)

@@ -139,7 +139,7 @@ def test_a_shard_that_is_damaged_on_one_host_is_named_and_nothing_should_go(
         stream.seek(-1, 2)
         stream.write(b"\xff")
     os.utime(shard, ns=times)  # a file with another time is copied again
-    with pytest.raises(StorageError, match=r"weights-0-of-2.safetensors: changed: its SHA-256") as caught:
+    with pytest.raises(StorageError, match=r"weights-0-of-2.safetensors: has changed: its SHA-256") as caught:
         resumed(folder(), 1)
     assert "--fresh" not in str(caught.value)
     assert "remove" not in str(caught.value)

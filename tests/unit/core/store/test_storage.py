@@ -158,7 +158,7 @@ def test_every_file_is_compared_with_its_own_digest(tmp_path: Path) -> None:
             (aside / name).write_text(name)
     read_manifest(tmp_path / "run")
     (tmp_path / "run" / "g").write_text("G")
-    with pytest.raises(StorageError, match="run/g: changed"):
+    with pytest.raises(StorageError, match="run/g: has changed"):
         read_manifest(tmp_path / "run")
 
 

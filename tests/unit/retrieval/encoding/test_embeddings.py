@@ -58,7 +58,7 @@ def test_stored_embeddings_are_read_back(case: Case, dtype: str, error: float, b
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(content)
-    with pytest.raises(StorageError, match=r"000002\.embeddings\.npy: changed"):
+    with pytest.raises(StorageError, match=r"000002\.embeddings\.npy: has changed"):
         EmbeddingStore.open(store.path)
 
 

@@ -123,7 +123,7 @@ def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> 
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(StorageError, match=r"index.faiss: changed: its SHA-256 is not the manifest's"):
+    with pytest.raises(StorageError, match=r"index.faiss: has changed: its SHA-256 is not the manifest's"):
         read_index(tmp_path / "index")
 
 

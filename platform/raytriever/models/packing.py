@@ -13,7 +13,7 @@ back in the order of the batch. Dynamic programming finds the cheapest cut into 
 costs its number of texts times the cost of its longest text, plus `BUCKET_COST`. The cost of a text is its number of
 tokens, with a quadratic term for the attention of texts of more than 512 tokens.
 
-Fraction of padding in pairs of SQuAD, with one bucket per side, four buckets with equal numbers of texts, and this cut:
+Fraction of padding in pairs of SQuAD: one bucket per side, four buckets with equal numbers of texts, and this cut:
 
     batch; longest query and passage (tokens)    one bucket            four equal buckets   this cut
     64, 64 and 256                               39 %                  12.4 %               7.1 %

@@ -19,7 +19,7 @@ from raytriever.retrieval.mining.mining_settings import MiningConfig
 PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
 CHECKPOINT_MINUTES = 10  # longest time between two checkpoints
-BEHIND = 2  # number of unfinished validations at which training does not yet wait for one of them
+BEHIND = 2  # maximum number of unfinished validations; with more, training waits
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 # Settings that do not change what a run computes; a resumed run may change them.
 MAY_CHANGE = (
@@ -45,7 +45,7 @@ def worker_count(value: Any) -> int | str:
     """
     ends = re.fullmatch(r"0*([1-9][0-9]{0,5})(?::0*([1-9][0-9]{0,5}))?", str(value))
     if ends is None or isinstance(value, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
-        raise ValueError("give a number of processes such as 4, or the fewest and the most such as 1:4")
+        raise ValueError("give a number of processes such as 4, or a minimum and a maximum such as 1:4")
     return int(ends[1]) if ends[2] in (None, ends[1]) else f"{ends[1]}:{ends[2]}"
 
 

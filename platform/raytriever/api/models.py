@@ -246,7 +246,7 @@ def _read_prompts(prompts: Mapping[str, str | Mapping[str, str]]) -> dict[str, s
     try:
         return read_prompts(prompts)
     except ValueError as error:
-        raise ConfigError("has another form", "dataset_prompts", str(error)) from error
+        raise ConfigError("is not a dictionary of prompts", "dataset_prompts", str(error)) from error
 
 
 def settings_of(model: ModelLike) -> ModelConfig:

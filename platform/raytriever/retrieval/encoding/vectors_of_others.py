@@ -276,7 +276,7 @@ def _checked_ids(names: list[Any], file: Path) -> list[str]:
     """Return ids as strings. Whole numbers are valid ids too."""
     for name in names:
         if type(name) not in (str, int) or "\n" in str(name):
-            raise DataError(f"{name!r} is no id", str(file), "write ids as texts or whole numbers")
+            raise DataError(f"{name!r} is not an id", str(file), "write ids as texts or whole numbers")
     return list(map(str, names))
 
 

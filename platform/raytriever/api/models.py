@@ -238,7 +238,7 @@ def load_model(
     precision = precision_of(precision, ())
     model = Model(checked(config), precision)
     with working("load_model"):
-        _ = model.retriever
+        _ = model.retriever  # load it now, so that errors appear here and not at the first use
     return model
 
 

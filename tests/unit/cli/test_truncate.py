@@ -90,5 +90,5 @@ def test_the_command_writes_the_table_and_its_page(letters: Path, tiny_encoder: 
     words = ["--datasets", str(letters), "--model", f"tiny={tiny_encoder}", "--output", "out", "--tracker", "none"]
     assert run("evaluate", [*words, "--dtype", "int8,binary", "--truncate-dim", "8,16"]) == 0
     page = (work / "out" / "report.html").read_text()
-    assert "Stored forms" in page
+    assert "Quantized and truncated embeddings" in page
     assert "by bytes of a document, letters" in page

@@ -129,7 +129,7 @@ class MlflowRuns:
         if not runs:
             what = f"no finished training or evaluation matches {query!r}"
             raise ConfigError(what, self._shown, "try the filter in MLflow's UI")
-        return runs[::-1]
+        return runs[::-1]  # the search returns the newest first
 
     def _read(self, run: Any) -> FinishedRun:
         run_id, stage = run.info.run_id, run.data.tags.get(STAGE)

@@ -349,7 +349,7 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
 
 def _from_files(kind: type[Dataset], files: Files, name: str, max_bad_rows: float) -> Dataset:
     if not NAME.fullmatch(name):
-        raise DataError(f"{name!r} is no name of a data set", "name", "use letters, digits, '.', '_' and '-'")
+        raise DataError(f"{name!r} is not a valid data set name", "name", "use letters, digits, '.', '_' and '-'")
     folder = files.write(name)
     try:
         return _load(kind, str(folder), name, max_bad_rows)

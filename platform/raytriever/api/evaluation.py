@@ -206,7 +206,7 @@ def evaluate(
     check_changed(checked(config), only=["rescore_multiplier"])
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
-        raise ConfigError("is no list of models", "models", "give a list such as ['bm25', 'minilm']")
+        raise ConfigError("is not a list of models", "models", "give a list such as ['bm25', 'minilm']")
     functions: list[FunctionEncoder] = []  # their names stay registered as long as these objects exist
     evaluated = _evaluated(models, functions)
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
@@ -267,7 +267,7 @@ def compare(
         PosixPath('page.html')
     """
     if isinstance(runs, str | os.PathLike | Run | Report) or not runs:
-        raise ConfigError("is no list of runs", "runs", "give a list such as ['runs/a', 'runs/b']")
+        raise ConfigError("is not a list of runs", "runs", "give a list such as ['runs/a', 'runs/b']")
     words = [str(one._folder if isinstance(one, Report) else one.path if isinstance(one, Run) else one) for one in runs]
     page = path_of(output)
 

@@ -238,7 +238,7 @@ def load_model(
     precision = precision_of(precision, ())
     model = Model(checked(config), precision)
     with working("load_model"):
-        _ = model.retriever
+        _ = model.retriever  # load it now, so that errors appear here and not at the first use
     return model
 
 
@@ -246,7 +246,7 @@ def _read_prompts(prompts: Mapping[str, str | Mapping[str, str]]) -> dict[str, s
     try:
         return read_prompts(prompts)
     except ValueError as error:
-        raise ConfigError("has another form", "dataset_prompts", str(error)) from error
+        raise ConfigError("is not a dictionary of prompts", "dataset_prompts", str(error)) from error
 
 
 def settings_of(model: ModelLike) -> ModelConfig:

@@ -80,7 +80,7 @@ class Index:
         if isinstance(threshold, str) and threshold != "kept":
             raise ConfigError(f"unknown threshold {threshold!r}", "threshold", "give a score, or 'kept'")
         if isinstance(threshold, float) and math.isnan(threshold):
-            raise ConfigError("is no number", "threshold", "give a score, such as 0.5")
+            raise ConfigError("is not a number", "threshold", "give a score, such as 0.5")
         with working("search"):
             return self._searcher.search(texts, top_k, threshold) if texts else []
 

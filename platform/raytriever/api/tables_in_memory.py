@@ -70,7 +70,7 @@ def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any)
     if not isinstance(unanswerable, Mapping) or any(
         isinstance(names, str) or not isinstance(names, Iterable) for names in unanswerable.values()
     ):
-        raise DataError("is no dictionary of lists of ids", "unanswerable", f"give {_FORMS['unanswerable']}")
+        raise DataError("is not a dictionary of lists of ids", "unanswerable", f"give {_FORMS['unanswerable']}")
 
     def document_rows() -> Iterator[Row]:
         for name, value in documents.items():
@@ -254,7 +254,7 @@ def csv_table(path: str | os.PathLike[str]) -> Table:
     """Return the table of a CSV or TSV file. A row with too many or too few fields becomes a row without values."""
     file = os.fspath(path) if is_uri(os.fspath(path)) else str(Path(path).expanduser())
     if not re.search(r"\.[ct]sv(\.gz)?$", file, re.IGNORECASE):
-        raise DataError("is no CSV or TSV file, and only these have columns to name", file, "leave the names out")
+        raise DataError("is not a CSV or TSV file, and only these have columns to name", file, "leave the names out")
     if not is_uri(file):
         FILE.check(file, "dataset")
     table = TableFile.open(file)
@@ -292,7 +292,9 @@ def _judgement_file(split: Any) -> str:
 
 def _split_name(value: Any, where: str) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise DataError(f"{str(value)[:40]!r} is no name of a split", where, "use names such as train, dev and test")
+        raise DataError(
+            f"{str(value)[:40]!r} is not a valid split name", where, "use names such as train, dev and test"
+        )
     return value
 
 

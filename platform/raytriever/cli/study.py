@@ -18,7 +18,7 @@ def study_file(text: str) -> Path:
     """Read the path of a study. Raises `ConfigError` if it is not a YAML file."""
     remedy = "give the path of a YAML file: one of yours, or one of studies/ in a checkout"
     if not text.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{text!r} is no file of a study", remedy=removed(f"study {text}") or remedy)
+        raise ConfigError(f"{text!r} is not a study file", remedy=removed(f"study {text}") or remedy)
     return Path(text)
 
 

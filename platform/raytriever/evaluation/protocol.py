@@ -270,7 +270,7 @@ def parse_aims(words: Sequence[str]) -> list[WantedAim]:
                 "write top-precision=0.9, wrong-answers=0.05, missed=0.1, answered=0.8, f1, kept=0.95, precision=0.9 "
                 "or recall=0.8, above 0 and at most 1"
             )
-            raise ConfigError(f"{word!r} is no aim", CALIBRATE, remedy)
+            raise ConfigError(f"{word!r} is not a target", CALIBRATE, remedy)
         if aim in CONFORMAL and wanted == 1:
             raise ConfigError(f"{word!r} allows everything", CALIBRATE, "give a share below 1")
         if aim == KEPT and wanted == 1:
@@ -295,7 +295,7 @@ def removed_share(words: Iterable[str]) -> float:
             given = float("nan")
         if share or not 0 < given < 1:
             raise ConfigError(
-                "is given twice" if share else "is no share of the questions",
+                "is given twice" if share else "is not a share of the questions",
                 setting("unanswerable", word),
                 "give one share above 0 and below 1, such as removed=0.2",
             )

@@ -318,7 +318,10 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
         f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
     )
     return _plain(
-        ReportTable("Stored forms", [*columns, "precision", "recall", "decisions changed"], cells, note), f"\n{note}\n"
+        ReportTable(
+            "Quantized and truncated embeddings", [*columns, "precision", "recall", "decisions changed"], cells, note
+        ),
+        f"\n{note}\n",
     )
 
 

@@ -180,7 +180,7 @@ class EvaluationJob:
         """Return the splits of a data set that the evaluation needs."""
         wants_pairs = any(aim in PAIR_AIMS for aim, _ in self.aims)
         if one.split == self.calibration_split and (wants_pairs or self.chooses_weights):
-            what, chosen = f"{one.name} is measured on {one.split!r} itself", "thresholds of pairs" * wants_pairs
+            what, chosen = f"{one.name} is already evaluated on {one.split!r}", "thresholds of pairs" * wants_pairs
             remedy = f"choose {chosen or 'weights of a fusion'} on another"
             raise ConfigError(what, setting("calibration_split"), remedy)
         chosen_on = [self.calibration_split] if self.aims or self.chooses_weights else []
@@ -264,7 +264,7 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
         return names[:1]
     for word in words:
         if word not in names and word not in by_source:
-            raise ConfigError(f"{word!r} is none of the models", setting("baseline"), did_you_mean(word, names))
+            raise ConfigError(f"{word!r} is not one of the models", setting("baseline"), did_you_mean(word, names))
     baselines = [word if word in names else by_source[word] for word in words]
     if len(baselines) > 2 or len(set(baselines)) < len(baselines):
         raise ConfigError(f"{' '.join(words)}", setting("baseline"), "give one or two models; each has its own marks")

@@ -148,7 +148,7 @@ def test_the_passages_to_keep_are_found_and_a_file_of_another_system_is_refused(
     assert run("search", [*words, str(file), "--threshold", "kept"]) == 0
     assert " the threshold " in capsys.readouterr().out
     assert run("search", [*words, str(file.parent.parent / "bm25" / "letters.json")]) == 2
-    assert "letters.json: is of another system, bm25, or of other weights, prompts" in capsys.readouterr().err
+    assert "letters.json: belongs to another system, bm25, or to other weights, prompts" in capsys.readouterr().err
     assert run("search", [*words, "none.json"]) == 2
     assert "error: calibration none.json: no such file; run `raytriever evaluate" in capsys.readouterr().err
     assert run("search", [*words[:-1], "--threshold", "kept"]) == 2
@@ -191,7 +191,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     letters = Path(shutil.copytree(calibrated.letters, "letters"))
     [hits] = rt.build_index(rt.load_model(str(model), query_prompt="q: "), str(letters)).search(["what is abc"])
     assert (hits.answerable, hits[0].probability) == (None, None)
-    other = "is of another system, tuned, or of other weights, prompts, lengths or precision than this one has, so hits"
+    other = "belongs to another system, tuned, or to other weights, prompts, lengths or precision than this one has"
     assert other in capsys.readouterr().err
     # A few passages more are the same corpus; with more than a tenth the decision stays, and is marked.
     for count, stale in ((10, False), (40, True)):
@@ -211,7 +211,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     [hits] = rt.build_index(str(model), shutil.copytree(letters, "others")).search(["what is abc"])
     assert (hits.answerable, hits[0].probability) == (None, None)
     made = f"{FILE}, made {calibrated.calibration.date} for letters"
-    assert f"{made}: is of another corpus than others, so hits have no" in capsys.readouterr().err
+    assert f"{made}: belongs to another corpus than others, so hits have no" in capsys.readouterr().err
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
     assert "calibration.json: has no number of its format; this version reads format 5" in capsys.readouterr().err
@@ -227,11 +227,11 @@ def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
         return rt.build_index(rt.load_model(str(model), precision=precision), letters).search(["what is abc"])[0]
 
     assert (search("int8").answerable, search("int8")[0].probability) == (None, None)
-    assert "for letters: is of another system, tuned, or of other" in capsys.readouterr().err
+    assert "for letters: belongs to another system, tuned, or to other" in capsys.readouterr().err
     evaluate([model], [letters], ["f1"], Path("results"), precision="int8")
     assert search("int8")[0].probability is not None
     assert search("bf16").answerable is None
-    assert "for letters: is of another system, tuned, or of other" in capsys.readouterr().err
+    assert "for letters: belongs to another system, tuned, or to other" in capsys.readouterr().err
 
 
 def test_few_queries_choose_and_are_counted_and_too_few_are_refused(

@@ -140,7 +140,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.train(d, 3), "model: is int; give a name, a path"),
     (lambda d, m: rt.train(3, m), "data: is int; give the result of load_dataset or a path"),
     (lambda d, m: rt.mine_hard_negatives(d, method="dense"), "model: 'dense' needs an encoder"),
-    (lambda d, m: rt.evaluate("bm25", d), "models: is no list of models"),
+    (lambda d, m: rt.evaluate("bm25", d), "models: is not a list of models"),
     (lambda d, m: rt.evaluate([m], d, dtype=["int9"]), "dtype: 'int9' is invalid; did you mean 'int8'?"),
     (lambda d, m: rt.evaluate(["bm25"], d, dtype=["int8"]), "dtype: bm25 has no embeddings; leave it out"),
     (lambda d, m: rt.evaluate([m], d, rescore_multiplier=3), "rescore_multiplier: has no effect without dtype"),
@@ -148,7 +148,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.build_index(m, d, effort=3), "effort: has no effect on an exact index"),
     (lambda d, m: rt.build_index(m, d, kind="hnsw", output="x", efort=3), "build_index: unknown setting 'efort'"),
     (lambda d, m: rt.build_index(m, d).search(" x"), "queries: is one text, not a list of texts"),
-    (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is no number"),
+    (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is not a number"),
 ]
 
 

@@ -111,7 +111,7 @@ def test_the_columns_of_a_csv_file_may_be_named(tmp_path: Path) -> None:
     for path, column, message in (
         ("faq.csv", "Frge", "faq.csv: the columns 'Frge', 'passage' are missing; it has 'Frage, kurz', 'Antwort=lang'"),
         ("gone.csv", "Frage", "dataset gone.csv: no such file"),
-        ("train.jsonl", "Frage", "train.jsonl: is no CSV or TSV file, and only these have columns to name"),
+        ("train.jsonl", "Frage", "train.jsonl: is not a CSV or TSV file, and only these have columns to name"),
     ):
         with pytest.raises(rt.DataError) as error:
             rt.load_dataset(tmp_path / path if path == "faq.csv" else path, query=column)
@@ -174,8 +174,8 @@ ERRORS: list[tuple[Any, str]] = [
         'pairs of split dev row 1: empty "passage"; 3 of 3 rows are bad (100.00%), more than the 1 % allowed by '
         "max_bad_rows",
     ),
-    (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is no name of a split"),
-    (lambda: rt.Dataset.from_pandas(pairs(), name="../x"), "name: '../x' is no name of a data set"),
+    (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is not a valid split name"),
+    (lambda: rt.Dataset.from_pandas(pairs(), name="../x"), "name: '../x' is not a valid data set name"),
     (lambda: rt.Dataset.from_pandas(pairs(), queries=pairs()), "queries and judgements belong together"),
     (lambda: three(documents=SPLIT_TWICE), "documents row 2: id 'd1' "),
     (
@@ -301,10 +301,10 @@ def test_questions_without_an_answer_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ({"test": "u1"}, "unanswerable: is no dictionary of lists of ids; give {split: [query id]}"),
+        ({"test": "u1"}, "unanswerable: is not a dictionary of lists of ids; give {split: [query id]}"),
         ({"test": ["q1"]}, "conflicting: a query without an answer that has a relevant document in split 'test'"),
         ({"test": ["gone"]}, "unknown query id 'gone'"),
-        ({"a/b": ["u1"]}, "'a/b' is no name of a split"),
+        ({"a/b": ["u1"]}, "'a/b' is not a valid split name"),
     ],
 )
 def test_lists_of_questions_without_an_answer_are_checked(lists: Any, message: str) -> None:

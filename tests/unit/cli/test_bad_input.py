@@ -58,9 +58,9 @@ evaluate --datasets LETTERS LETTERS => datasets: two data sets are called 'lette
 evaluate --datasets LETTERS --pooling man => pooling: 'man' is invalid; did you mean 'mean'?
 evaluate --datasets LETTERS --metrics ndgc@10 => metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?
 evaluate --datasets LETTERS --model bm25 --metrics acc@5 => query 'q128' has no answers; leave acc@K out of metrics
-evaluate --datasets LETTERS --calibrate f1=0.5 => calibrate: 'f1=0.5' is no aim; write top-precision=0.9, wrong
-evaluate --datasets LETTERS --calibrate recall=1 --calibration-split test => calibration_split: letters is measured on
-evaluate --datasets LETTERS --baseline bm25 => baseline: 'bm25' is none of the models; choose from minilm
+evaluate --datasets LETTERS --calibrate f1=0.5 => calibrate: 'f1=0.5' is not a target; write top-precision=0.9, wrong
+evaluate --datasets LETTERS --calibrate recall=1 --calibration-split test => calibration_split: letters is already
+evaluate --datasets LETTERS --baseline bm25 => baseline: 'bm25' is not one of the models; choose from minilm
 search x --dataset LETTERS --model run:LETTERS/corpus.jsonl => has results for the queries of its file alone; give
 search x --dataset LETTERS --model bm25+bm25 => model bm25+bm25: fuses bm25 with itself; give two different systems
 encode --dataset LETTERS --output own --model bm25 => bm25: is measured by `evaluate`, and is no encoder
@@ -88,8 +88,8 @@ score --output s --dataset LETTERS --model MODEL => has no trained weights for c
 score --output s --dataset LETTERS --model minilm => consists of Transformer, Pooling, Normalize and is not a plain
 score --output s --dataset LETTERS --model MODEL --max-length 7 => max_length: 7 is out of range; give a
 study => missing: --output, FILE.yaml
-study mw-in-domain --output s => 'mw-in-domain' is no file of a study; give the path of a YAML file: one of yours, or
-study ood --output s => 'ood' is no file of a study; give `python studies/gap.py` in a checkout
+study mw-in-domain --output s => 'mw-in-domain' is not a study file; give the path of a YAML file: one of yours, or
+study ood --output s => 'ood' is not a study file; give `python studies/gap.py` in a checkout
 study mw.yaml --output s --scale small => scale: was removed; a study is a file, such as studies/mw-in-domain.yaml
 study mw.yaml --output s --seeds 0 => seeds: 0 is out of range; give 1 to 100
 study mw.yaml --output s --trial-gpus 1.5 => --trial-gpus: 1.5 is out of range; give a number above 0 and

@@ -68,7 +68,7 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     for word, expected in (
         (ID, f"does not know the run '{ID}'"),
-        (empty.run_id, "is no finished training or evaluation; give another run"),
+        (empty.run_id, "is not a finished training or evaluation; give another run"),
         ("metrics.nothing = ", "does not understand"),
         ("metrics.nothing > 3", "no finished training or evaluation matches"),
     ):

@@ -131,7 +131,7 @@ def test_existing_scores_are_not_mixed_with_others(
         "s: holds scores of pairs cut at another length; give another output, or remove it"
     )
     assert "s: holds scores of other pairs" in error_line("score", *words, "--split", "train", "--run", _run(3))
-    assert "negatives: has other content than these scores" in error_line("score", *words[:-1], negatives)
+    assert "negatives: does not hold these scores" in error_line("score", *words[:-1], negatives)
 
 
 def _run(depth: int) -> Path:

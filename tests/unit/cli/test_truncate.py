@@ -39,7 +39,7 @@ def test_stores_and_indexes_of_two_widths_are_distinct(
     assert "160 embeddings of width 12" in capsys.readouterr().out
     store = EmbeddingStore.open(work / "made")
     assert (store.width, store.plan.width) == (12, 12)
-    assert "made: has other content than these embeddings" in error_line("encode", *own, "--output", "made")
+    assert "made: does not hold these embeddings" in error_line("encode", *own, "--output", "made")
     words = ["--embeddings", "made", "--output", "index"]
     assert "made: holds embeddings of another width (12, here 32)" in error_line("index", *own, *words)
     assert run("index", [*narrow, *words]) == 0
@@ -90,5 +90,5 @@ def test_the_command_writes_the_table_and_its_page(letters: Path, tiny_encoder: 
     words = ["--datasets", str(letters), "--model", f"tiny={tiny_encoder}", "--output", "out", "--tracker", "none"]
     assert run("evaluate", [*words, "--dtype", "int8,binary", "--truncate-dim", "8,16"]) == 0
     page = (work / "out" / "report.html").read_text()
-    assert "Stored forms" in page
+    assert "Quantized and truncated embeddings" in page
     assert "by bytes of a document, letters" in page

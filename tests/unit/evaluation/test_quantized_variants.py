@@ -1,4 +1,4 @@
-"""Stored forms of embeddings: measured from one encoding, equal to models of that width, and to their own table."""
+"""Quantized and truncated embeddings: from one encoding, equal to models of that width, and to their own table."""
 
 from __future__ import annotations
 

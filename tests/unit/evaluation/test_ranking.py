@@ -457,7 +457,7 @@ def test_systems_of_files_refuse_questions_of_others_and_weights_their_own_split
         0.01,
         print,
     )
-    with pytest.raises(ConfigError, match="is measured on 'test' itself; choose weights of a fusion on another"):
+    with pytest.raises(ConfigError, match="is already evaluated on 'test'; choose weights of a fusion on another"):
         job.splits(job.datasets[0])
 
 
@@ -494,7 +494,7 @@ def test_a_fusion_and_a_reranking_decide_by_their_own_calibration(
             assert kept.lowest_score == pytest.approx(lowest)
             assert all(hit.score >= lowest for hit in kept)
         other = files[files.index(file) - 1]
-        with pytest.raises(ConfigError, match=r"calibration .*letters.json: is of another system, "):
+        with pytest.raises(ConfigError, match=r"calibration .*letters.json: belongs to another system, "):
             search_system(parse_system(name), str(tiny_dataset), texts[0], 2, None, "fp32", other)
     notes = results.about["letters"].notes
     [weighted] = [model for model in results.models if model.endswith("weighted")]

@@ -125,7 +125,7 @@ def test_the_share_of_questions_that_lose_their_answers() -> None:
     shares = [removed_share(words) for words in ([], ["more", "other"], ["removed"], ["more", "removed=0.2"])]
     assert shares == [0, 0, 0.5, 0.2]
     for wrong in ("removed=0", "removed=1", "removed=", "removed=x", "removed=nan"):
-        with pytest.raises(ConfigError, match=r"is no share of the questions; give one share above 0 and below 1"):
+        with pytest.raises(ConfigError, match=r"is not a share of the questions; give one share above 0 and below 1"):
             removed_share([wrong])
     with pytest.raises(ConfigError, match="is given twice"):
         removed_share(["removed", "removed=0.2"])

@@ -253,7 +253,7 @@ def count_bytes(messages: list[Message]) -> int:
 
 def split_evenly(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequence[str]]]:
     """Yield parts of at most `size` passages and nearly equal length, each with the index of its first passage."""
-    count = -(-len(passages) // size)
+    count = -(-len(passages) // size)  # rounded up
     for number in range(count):
         start, end = (len(passages) * edge // count for edge in (number, number + 1))
         yield start, passages[start:end]

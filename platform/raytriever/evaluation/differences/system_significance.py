@@ -89,7 +89,7 @@ def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str | No
 
 def _test(dataset: str | None, metric: str, pair: tuple[str, str], ours: ndarray, theirs: ndarray) -> TestedPair:
     if ours.mean() < theirs.mean():
-        pair, ours, theirs = pair[::-1], theirs, ours
+        pair, ours, theirs = pair[::-1], theirs, ours  # a difference is at least 0
     test = paired_t_test(ours, theirs)
     effect = finite(test.effect)  # JSON has no infinity
     numbers = test.difference, test.low, test.high, test.p_value, test.p_value

@@ -58,7 +58,7 @@ def build_mteb_job(
     require_mteb(SUITE)
     for model in models:
         if model.config is None:
-            what = f"{system_text(model.system)} is no encoder"
+            what = f"{system_text(model.system)} is not an encoder"
             raise ConfigError(what, setting("model"), f"leave it out with {SUITE}")
         if not has_files(model.config.model):
             raise ConfigError(f"{model.config.model} has no files, which MTEB describes", setting("model"))

@@ -256,7 +256,7 @@ class TaskSearch(MtebEncoder):
         data = self._splits(subset).get(chosen_on)
         is_same = chosen_on == split
         if data is None or (is_same and any(aim in PAIR_AIMS for aim, _ in self.job.aims)):
-            reason = f"is measured on {chosen_on!r} itself" if is_same else f"has no split {chosen_on!r}"
+            reason = f"is already evaluated on {chosen_on!r}" if is_same else f"has no split {chosen_on!r}"
             self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")
             return None
         if is_same:

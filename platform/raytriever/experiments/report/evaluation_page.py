@@ -143,8 +143,8 @@ def form_pictures(figures: Path, dataset: str, rows: Sequence[FormRow]) -> list[
         return []
     path = figures / f"forms.{dataset}.png"
     save_sizes(path, curves, metric_title(metric))
-    caption = f"{metric_title(metric)} of stored forms by bytes of a document, {dataset}"
-    return [Picture(caption, path.with_suffix(".svg"), "Stored forms")]
+    caption = f"{metric_title(metric)} of quantized and truncated embeddings by bytes of a document, {dataset}"
+    return [Picture(caption, path.with_suffix(".svg"), "Quantized and truncated embeddings")]
 
 
 def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:

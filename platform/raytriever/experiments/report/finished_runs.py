@@ -129,7 +129,7 @@ class MlflowRuns:
         if not runs:
             what = f"no finished training or evaluation matches {query!r}"
             raise ConfigError(what, self._shown, "try the filter in MLflow's UI")
-        return runs[::-1]
+        return runs[::-1]  # the search returns the newest first
 
     def _read(self, run: Any) -> FinishedRun:
         run_id, stage = run.info.run_id, run.data.tags.get(STAGE)
@@ -137,7 +137,7 @@ class MlflowRuns:
             remedy = f"give its best trial by \"tags.mlflow.parentRunId = '{run_id}'\""
             raise ConfigError(f"run {run_id} is a sweep", self._shown, remedy)
         if not _is_finished(run):
-            raise ConfigError(f"run {run_id} is no finished training or evaluation", self._shown, "give another run")
+            raise ConfigError(f"run {run_id} is not a finished training or evaluation", self._shown, "give another run")
         name = str(run.info.run_name or run_id)
         with TemporaryDirectory() as folder:
             with self._mlflow_errors("cannot download the artifacts of a run"):

@@ -101,7 +101,7 @@ def load_study(path: Path) -> Study:
         raise ConfigError(f"seeds: {seeds!r} is invalid", where, f"give a whole number from 1 to {_MOST_SEEDS}")
     claims = content.get("claims", [])
     if not isinstance(claims, list):
-        raise ConfigError(f"claims: {claims!r} is no list", where, "give `- {above: [ARM, ARM], metrics: auc}`")
+        raise ConfigError(f"claims: {claims!r} is not a list", where, "give `- {above: [ARM, ARM], metrics: auc}`")
     name = _plain(texts["name"] or path.stem)
     return Study(
         name=name,
@@ -130,7 +130,7 @@ def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
         with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError("is no CSV in UTF-8", str(path), f"give the columns {', '.join(_COLUMNS)}") from error
+        raise ConfigError("is not a CSV file in UTF-8", str(path), f"give the columns {', '.join(_COLUMNS)}") from error
     figures = {}
     for number, line in enumerate(lines, 1):
         try:
@@ -290,7 +290,7 @@ def _list(value: Any) -> list[Any]:
 def _text(content: Mapping[str, Any], key: str, where: str) -> str:
     value = content.get(key, "")
     if isinstance(value, list | dict):
-        raise ConfigError(f"{key}: {value!r} is no text", where, "give a text")
+        raise ConfigError(f"{key}: {value!r} is not a text", where, "give a text")
     return str(value).strip()
 
 

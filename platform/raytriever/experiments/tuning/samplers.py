@@ -108,7 +108,9 @@ def _draw(dimension: Dimension, random: np.random.Generator) -> Any:
     if not dimension.is_range:
         return dimension.values[int(random.integers(len(dimension.values)))]
     if dimension.whole and not dimension.log:
-        return int(random.integers(int(dimension.low or 0), int(dimension.high or 0) + 1))
+        return int(
+            random.integers(int(dimension.low or 0), int(dimension.high or 0) + 1)
+        )  # NumPy excludes the upper end
     return dimension.at(float(random.random()))
 
 

@@ -182,7 +182,7 @@ def stored_files(path: Path) -> Iterator[tuple[EmbeddingPlan, dict[str, FileEntr
             manifest = read_manifest(path, verify=None)
             yield _plan_of(path, manifest["meta"]), manifest["files"]
     for file in path.glob(f"*/{WORK}/{PLAN}"):
-        with suppress(OSError, StorageError):
+        with suppress(OSError, StorageError):  # another process may finish or remove it now
             plan, files = read_json(file, EmbeddingPlan, _REMEDY), dict[str, FileEntry]()
             for report in file.parent.glob("[0-9]*.json"):
                 with suppress(OSError, StorageError):

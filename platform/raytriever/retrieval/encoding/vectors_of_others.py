@@ -112,6 +112,7 @@ class StoredVectors:
         """
         low, high = np.inf, 0.0
         for first, block in self.blocks():
+            # In float32 the squares of large components would overflow.
             lengths = np.linalg.norm(block.astype(np.float64, copy=False), axis=1) if len(block) else np.zeros(0)
             if not np.isfinite(lengths).all():
                 row = first + int(np.argmin(np.isfinite(lengths)))
@@ -276,7 +277,7 @@ def _checked_ids(names: list[Any], file: Path) -> list[str]:
     """Return ids as strings. Whole numbers are valid ids too."""
     for name in names:
         if type(name) not in (str, int) or "\n" in str(name):
-            raise DataError(f"{name!r} is no id", str(file), "write ids as texts or whole numbers")
+            raise DataError(f"{name!r} is not an id", str(file), "write ids as texts or whole numbers")
     return list(map(str, names))
 
 
@@ -285,5 +286,5 @@ def _of_one_width(names: list[str], widths: ndarray, values: ndarray) -> Iterato
     changes = (np.flatnonzero(widths[1:] != widths[:-1]) + 1).tolist()
     for begin, end in pairwise([0, *changes, len(widths)] if len(widths) else []):
         some = values[ends[begin] - widths[begin] : ends[end - 1]]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # float64 may exceed float32; `lengths` reports infinity
             yield names[begin:end], some.reshape(end - begin, int(widths[begin])).astype(np.float32)

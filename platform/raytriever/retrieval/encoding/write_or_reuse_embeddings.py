@@ -84,7 +84,7 @@ class StoreWriter:
         """Raise `StorageError` if the directory holds anything but embeddings of versions of the data set."""
         if not self.has_own_content():
             remedy = f"give another {setting('output')}, or remove it"
-            raise StorageError("has other content than these embeddings", str(self.path), remedy)
+            raise StorageError("does not hold these embeddings", str(self.path), remedy)
 
     def has_own_content(self) -> bool:
         """Return True if the directory is empty, or holds embeddings of a version of the data set by this encoder."""

@@ -200,7 +200,7 @@ class Client:
 
     async def _pause(self, seconds: float) -> None:
         if seconds > 0:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError):  # the usual end; `stop` ends the pause early
                 await asyncio.wait_for(self.stop.wait(), seconds)
 
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes, float]:

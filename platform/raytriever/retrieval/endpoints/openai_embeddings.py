@@ -197,7 +197,7 @@ class Endpoint(OutsideEncoder):
         if not is_paid.all():
             raise StorageError("was changed while it was read", str(self._paid.folder), "run the same command again")
         if self.description.similarity == "cosine":
-            embeddings /= np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
+            embeddings /= np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)  # zero vectors stay 0
         return embeddings
 
     @property

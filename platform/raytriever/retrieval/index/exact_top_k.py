@@ -251,7 +251,7 @@ def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
     ids = iter(document_ids)
     # UTF-8 sorts in the order of the characters, and needs less memory than Python's strings.
     pieces = iter(lambda: pa.array(islice(ids, FEWEST_ROWS), pa.string()), pa.array([], pa.string()))
-    order = pc.sort_indices(pa.chunked_array(pieces, pa.string())).to_numpy()[::-1]
+    order = pc.sort_indices(pa.chunked_array(pieces, pa.string())).to_numpy()[::-1]  # descending, as trec_eval
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
     return ranks

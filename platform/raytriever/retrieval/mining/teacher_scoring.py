@@ -143,7 +143,7 @@ def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
         return
     is_ours = stored.get("kind") == KIND
     differences = [text for name, text in _DIFFERENCES.items() if is_ours and stored.get(name) != decides[name]]
-    reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
+    reason = f"holds scores {', '.join(differences)}" if differences else "does not hold these scores"
     raise StorageError(reason, str(output), f"give another {setting('output')}, or remove it")
 
 

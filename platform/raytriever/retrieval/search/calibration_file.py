@@ -165,7 +165,7 @@ def read_calibration(file: Path) -> Calibration | None:
     except FileNotFoundError:
         return None
     if "stale" in content:
-        raise StorageError("is damaged or changed: 'stale' is no key of it", str(file), AGAIN)
+        raise StorageError("is damaged or changed: 'stale' is not a key of it", str(file), AGAIN)
     try:
         calibration = conform(content, str(file), Calibration, AGAIN)
     except MetricInputError as error:
@@ -230,7 +230,9 @@ def calibration_in(
     made = f"{file}, made {calibration.date}"
     if calibration.digest != digest():
         name = one_line(calibration.system)
-        reason = f"is of another system, {name}, or of other weights, prompts, lengths or precision than this one has"
+        reason = (
+            f"belongs to another system, {name}, or to other weights, prompts, lengths or precision than this one has"
+        )
     elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
         if calibration.dataset == dataset and calibration.sample:
             report(f"{made}: {reason}; the decision to answer stays, but {AGAIN}")
@@ -274,7 +276,7 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
     if share <= MOST_CHANGED:
         return ""
     if calibration.dataset != dataset:
-        return f"is of another corpus than {dataset}"
+        return f"belongs to another corpus than {dataset}"
     if not calibration.sample:
         return "the passages have changed since"
     return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
@@ -311,7 +313,7 @@ def _implausible(calibration: Calibration) -> str:
     if any(len(text) > _MOST_CHARACTERS for text in texts):
         return f"a name has more than {_MOST_CHARACTERS:,} characters"
     if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.digest)):
-        return "a digest is no SHA-256"
+        return "a digest is not a SHA-256"
     errors = calibration.first_error, calibration.later_error
     if not all(0 <= value <= 1 for error in errors for value in astuple(error)):
         return "an error is below 0 or above 1"

@@ -114,7 +114,7 @@ CASES = of_area(
         "loss: unknown value '\\x1b[2J'",
         (write("mine.yaml", 'loss: {loss: "\\e[2J"}'),),
     ),
-    Case("an escape sequence in the name of a study", "study '\x1b[2J' --output out", "is no file of a study"),
+    Case("an escape sequence in the name of a study", "study '\x1b[2J' --output out", "is not a study file"),
     Case(
         "an escape sequence in an endpoint",
         "annotate --dataset letters --llm '\x1b[2J' --base-url 'http://\x1b[2J/v1' --output out",

@@ -284,5 +284,5 @@ def test_bm25_is_no_model_of_mteb() -> None:
     from raytriever.evaluation.mteb.mteb_evaluation import build_mteb_job
 
     config = EvaluationConfig(suite="mteb", tasks="SciFact")
-    with pytest.raises(ConfigError, match="bm25 is no encoder"):
+    with pytest.raises(ConfigError, match="bm25 is not an encoder"):
         build_mteb_job([EvaluatedModel("bm25", Bm25())], config, [], [], None, 0.01)

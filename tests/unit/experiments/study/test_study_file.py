@@ -150,7 +150,7 @@ def test_claims_are_judged(file: Path) -> None:
         ("within: 0.02", "within: -1", "claim 2: within: -1 is invalid; give a number such as 0.01"),
         ("seeds: 2", "measured: {Letters: letters}", "mine.yaml: needs either data_sets or measured; give the data"),
         ("Letters: letters", "Letters: {dataset: letters, level: 0}", "level: 0 or drop_own: True is invalid; give"),
-        ("seeds: 2", "title: [a]", "mine.yaml: title: ['a'] is no text; give a text"),
+        ("seeds: 2", "title: [a]", "mine.yaml: title: ['a'] is not a text; give a text"),
         ("seeds: 2", "paper: none.csv", "none.csv: no such file or folder; give a path that exists"),
         ("seeds: 2", "paper: mine.yaml", "mine.yaml: line 1 holds []; give the columns row, data_set, metric, value"),
         ("InfoNCE: {", "InfoNCE: {stages: [{name: 1}], ", "arm 'InfoNCE': stage 1 has the invalid name 1; give"),

@@ -162,7 +162,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
     """Run the remaining trials. An interruption stops them."""
     workers, stopper = plan.base.training.workers[1], SweepStopper()
     nodes = sum(node["Alive"] for node in ray.nodes())
-    for name, value in _RAY_TUNE.items():
+    for name, value in _RAY_TUNE.items():  # the user's own values win
         os.environ.setdefault(name, value)
     with open_event_queue(manager.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
         context = SweepContext(

@@ -72,7 +72,7 @@ def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
     for _ in range(PASSES):
         started = process_time()
         index.search(queries, k)
-        seconds = max(process_time() - started, 1e-9)
+        seconds = max(process_time() - started, 1e-9)  # the clock may be too coarse for a fast search
         least, spent = min(least, seconds), spent + seconds
         if spent > SECONDS:
             break

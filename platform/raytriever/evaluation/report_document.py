@@ -317,12 +317,8 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
         "Bytes are those of one document. Precision and recall of pairs, and the share of queries whose best document "
         f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
     )
-    return _plain(
-        ReportTable(
-            "Quantized and truncated embeddings", [*columns, "precision", "recall", "decisions changed"], cells, note
-        ),
-        f"\n{note}\n",
-    )
+    columns += ["precision", "recall", "decisions changed"]
+    return _plain(ReportTable("Quantized and truncated embeddings", columns, cells, note), f"\n{note}\n")
 
 
 def _plain(table: ReportTable, note: str = "") -> ReportSection:

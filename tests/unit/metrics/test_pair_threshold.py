@@ -90,7 +90,7 @@ def test_equals_trying_every_score(seed: int, aim: str, tenths: int) -> None:
 
 @pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
 def test_refuse_aims_out_of_range(wanted: float) -> None:
-    with pytest.raises(MetricInputError, match="give a precision or recall"):
+    with pytest.raises(MetricInputError, match="give a value above 0"):
         choose_pair_threshold(ScoredPools(np.ones(2), np.zeros(2)), "recall", wanted)
 
 

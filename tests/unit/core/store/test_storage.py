@@ -140,9 +140,9 @@ def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda file: file.unlink(), "missing, though"),
-        (lambda file: file.write_text("on"), "incomplete: 2 bytes of 3"),
-        (lambda file: file.write_text("two"), "changed: its SHA-256"),
+        (lambda file: file.unlink(), "is missing, though"),
+        (lambda file: file.write_text("on"), "is incomplete: 2 bytes of 3"),
+        (lambda file: file.write_text("two"), "has changed: its SHA-256"),
     ],
 )
 def test_damage_is_reported_by_file(tmp_path: Path, damage, message: str) -> None:

@@ -112,7 +112,7 @@ def test_the_draws_never_change() -> None:
 
 def test_a_table_of_another_data_set_is_refused() -> None:
     other = NegativesTable.none(dataset_of(POSITIVES[:3], 12))
-    with pytest.raises(DataError, match="is of 3 queries, not 4"):
+    with pytest.raises(DataError, match="has 3 queries, not 4"):
         Examples.of(DATASET, "train", 0, other)
 
 

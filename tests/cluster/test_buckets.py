@@ -96,5 +96,5 @@ arms:
     there, here = contents(copy), contents(local)
     assert there.keys() == here.keys()
     assert there["results.json"] == here["results.json"]
-    measured = json.loads(there["arms/MW-Letters/seed-0/evaluation/results.json"])
+    measured = json.loads((copy / "arms/MW-Letters/seed-0/evaluation/results.json").read_text())
     assert "remote/s3" not in json.dumps(measured)

@@ -15,7 +15,7 @@ from numpy import ndarray
 from questions import ANSWERABLE, HARD
 from raytriever.core.errors import StorageError
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.miracl_and_mrtydi import run_lines
+from raytriever.data.formats.trec_runs import run_lines
 from raytriever.evaluation.evaluation_files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, REMOVED
 from raytriever.experiments.study.definition import AFTER

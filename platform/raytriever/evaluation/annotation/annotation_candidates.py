@@ -22,7 +22,7 @@ from numpy import ndarray
 from raytriever.core.errors import DataError
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.miracl_and_mrtydi import read_run
+from raytriever.data.formats.trec_runs import read_run
 from raytriever.data.hashed_ids import normalize
 from raytriever.data.prepare.open_dataset import open_all_splits
 from raytriever.data.prepare.prepare_dataset import in_processes

@@ -28,7 +28,7 @@ from raytriever.core.errors import DataError, ModelError, setting
 from raytriever.core.progress import Progress
 from raytriever.core.store.commit import sha256_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.miracl_and_mrtydi import read_scored_run
+from raytriever.data.formats.trec_runs import read_scored_run
 from raytriever.evaluation.evaluate_split import PreparedSystem, evaluate
 from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.systems import Bm25System

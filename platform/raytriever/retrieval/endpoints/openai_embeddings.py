@@ -258,7 +258,7 @@ class Endpoint(OutsideEncoder):
                     await self._pay(session, batch, done)
                 except KeyboardInterrupt:
                     session.failure = ServiceError("is asked no further, because the command was interrupted")
-                except Exception as error:
+                except Exception as error:  # raised below, when the requests in flight are answered and stored
                     session.failure = error
                 if session.failure is not None:
                     session.client.stop.set()
@@ -348,7 +348,7 @@ def open_endpoint(config: ModelConfig) -> Endpoint:
     """Open the endpoint that a configuration names. Raises `UserError` if it does not answer."""
     if not isinstance(config, EncoderConfig):
         remedy = f"encode, evaluate, mine, search and index have {setting('base_url')}"
-        raise ConfigError("is an endpoint, whose settings this command has not", config.model, remedy)
+        raise ConfigError("is an endpoint, and this command has no settings for one", config.model, remedy)
     check_service(config)
     check_reading(config)
     if not config.model.removeprefix(OPENAI).strip():

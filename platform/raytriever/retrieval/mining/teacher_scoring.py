@@ -27,7 +27,7 @@ from raytriever.core.store.disk import check_writable, has_content
 from raytriever.core.store.unfinished_parts import Parts, folder_of_blocks
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.miracl_and_mrtydi import read_run
+from raytriever.data.formats.trec_runs import read_run
 from raytriever.data.hard_negatives import read_negatives, write_pairs
 from raytriever.data.prepare.open_dataset import open_all_splits
 from raytriever.data.prepare.prepare_dataset import in_processes

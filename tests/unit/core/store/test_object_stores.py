@@ -367,7 +367,6 @@ def test_a_large_file_of_an_unfinished_directory_is_uploaded_once(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease uploads what has changed at any time: while the file is written, while it is uploaded, and later."""
-    monkeypatch.setattr(remote_folders, "SMALL_BYTES", 10)
     path, uploads, is_pushing, copy_in = path_of(uri), list[str](), list[bool](), remote_folders._copy_in
 
     def counted(file: Path, *words: object) -> None:
@@ -376,7 +375,7 @@ def test_a_large_file_of_an_unfinished_directory_is_uploaded_once(
         push_meanwhile()
 
     def save(file: Path) -> None:
-        file.write_text("more than ten bytes")
+        file.write_bytes(bytes(2 << 20))
         push_meanwhile()
 
     def push_meanwhile() -> None:
@@ -391,13 +390,13 @@ def test_a_large_file_of_an_unfinished_directory_is_uploaded_once(
     put_file(path / "data.npy", path / "work", save)
     push_meanwhile()
     assert uploads == ["data.npy"]
-    (path / "data.npy").write_text("other bytes than before")
+    (path / "data.npy").write_bytes(bytes(3 << 20))
     is_pushing.append(True)
     lock.release()
     assert uploads == ["data.npy", "data.npy"]
     machine("two")
     complete(path)
-    assert (path / "data.npy").read_text() == "other bytes than before"
+    assert (path / "data.npy").stat().st_size == 3 << 20
 
 
 def test_logs_of_a_writer_are_uploaded(machine: Callable[[str], None], uri: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
 from raytriever.data.formats.known_formats import recognize
-from raytriever.data.formats.miracl_and_mrtydi import run_lines
+from raytriever.data.formats.trec_runs import run_lines
 
 PASSAGES = [{"docid": f"{row}#0", "title": "Seli", "text": f"Aya ya {row}."} for row in range(4)]
 

@@ -216,7 +216,7 @@ def hub_tables(splits: Any) -> Files:
     import datasets
 
     if isinstance(splits, datasets.Dataset):
-        splits = splits.with_format(None)  # rows of Python values, whatever format the user has set
+        splits = splits.with_format(None)  # rows of Python values, not of the format that the user has set
         return pair_files(
             Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None, Shares()
         )

@@ -72,7 +72,7 @@ LANGUAGES = {
     OTHER: Language("another language", has_stemmer=False),
 }
 
-# Letters of each script, by the language of its texts; OTHER stands for words without a stemmer.
+# Letters of each script, by the language of its texts; OTHER has words without a stemmer.
 _SCRIPTS = {
     "ar": "\u0600-\u06ff\u0750-\u077f\ufb50-\ufdff\ufe70-\ufefc",
     "ru": "\u0400-\u052f",

@@ -1,6 +1,6 @@
 """Records, to which rows of every format are converted: documents, queries, judged pairs, negatives; and bad rows.
 
-The row parser of a format adds to a `Records`; whatever a bad row has added is removed. Pairs refer to queries and
+The row parser of a format adds to a `Records`; what a bad row has added is removed. Pairs refer to queries and
 documents by id, in any file or row. The ids become positions after everything has been read.
 
 A bad row is quarantined with its file, row and reason, and too many of them stop the job. A few bad rows of millions

@@ -149,7 +149,7 @@ class Loss(nn.Module):
         if guide is not None:
             margin = self.config.guide_margin or 0.0
             relevance, masking = mask_false_negatives(relevance, guide, margin, workers)
-        # Scores are computed in float32 or better, whatever the precision of the encoder.
+        # Scores are computed in float32 or better, regardless of the encoder's precision.
         precise = torch.promote_types(queries.dtype, torch.float32)
         log_temperature = self.log_temperature.to(queries.device, precise).reshape(())
         bias = self.bias_of(log_temperature)

@@ -27,7 +27,7 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
 
         AUC = (1 / |P||N|) Σ_{p in P} Σ_{n in N} ([p > n] + [p = n] / 2)
 
-    It is the probability that a random positive of the pool scores higher than a random negative, whatever their
+    It is the probability that a random positive of the pool scores higher than a random negative, regardless of their
     queries (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
     pools are sorted and merged, and pairs are counted in integers.
 

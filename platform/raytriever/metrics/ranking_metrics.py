@@ -170,7 +170,7 @@ def ndcg(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
 
         DCG@k = Σ_{r = 1..k} gain_r / log2(r + 1),    nDCG@k = DCG@k / DCG@k of the best order of all judged documents
 
-    The gain of a document is its grade, whatever the level of relevance is. The gain is 0 for a negative grade and for
+    The gain of a document is its grade, at every level of relevance. The gain is 0 for a negative grade and for
     an unjudged document. A query without a grade of 1 or more has 0.
     """
     gained = matches.grades > 0

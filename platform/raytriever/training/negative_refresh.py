@@ -49,7 +49,7 @@ class Round:
     """Record of a refresh round that has ended.
 
     Args:
-        number: number of the round, from 1; 0 stands for the table that training began with.
+        number: number of the round, from 1; 0 is the table that training began with.
         step: step of the checkpoint that mined, a multiple of `--refresh-every`.
         ended: number of steps done when the round ended.
         used_from: first step that uses the table, counted from 1 as in `steps.jsonl`; None if the round failed.

@@ -29,7 +29,7 @@ from raytriever.core.store.disk import files_below
 from raytriever.core.store.lock import InUseError, owner_of
 from raytriever.core.terminal import warn
 
-# Largest size of each collection in bytes. `pydocs` stands for every folder whose name begins with it.
+# Largest size of each collection in bytes. `pydocs` is the entry of every folder whose name begins with it.
 BOUNDS = {"bm25": 20 * 10**9, "datasets": 50 * 10**9, "embeddings": 4 * 2**30, "merged": 20 * 10**9}
 BOUNDS |= {"negatives": 10 * 10**9, "pydocs": 10**9, "sources": 10 * 10**9, "vectors": 20 * 10**9}
 _DAY = 24 * 3600.0

@@ -262,7 +262,7 @@ class _Files:
                 self._ends["/".join(parts[index:])].append(path)
 
     def resolve(self, name: str) -> tuple[str, str]:
-        """Return the path and the anchor that a name stands for; raises `BadRow` that suggests similar names."""
+        """Return the path and the anchor that a name means; raises `BadRow` that suggests similar names."""
         before, _, anchor = name.rpartition("#")
         named = [(name, ""), (before, anchor)] if before else [(name, "")]
         if match := _NUMBER.search(name):  # the id of a passage before the first heading

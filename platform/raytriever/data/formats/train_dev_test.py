@@ -28,7 +28,7 @@ _SMALL, _LARGE = 0.1, 0.3  # bounds of the default share of dev, and of test
 class Shares:
     """Shares of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
 
-    None stands for the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half
+    None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half
     of the questions that the other share leaves.
 
     Raises:

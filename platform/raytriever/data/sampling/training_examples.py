@@ -7,7 +7,7 @@ The setting `positives` selects the positives of a group by their source. `all` 
 and `llm` use one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without a
 first positive is not an example.
 
-All relevant documents of a query are known, whatever the sources, and never become its negatives. Those of equal
+All relevant documents of a query are known, from all sources, and never become its negatives. Those of equal
 queries are known too, as are all copies of a known document (`data.hashed_ids`): of equal documents, the first stands
 for all.
 

@@ -63,7 +63,7 @@ SPACE = "loss:\n  temperature: [0.02, 0.05, 0.1]\n"
 # Times and addresses are not results.
 _TIMES = re.compile(r'("(?:evaluation_time|seconds|duration|started|ended|run_id|run_directory)": )[^,\n}]*')
 _FILES = {
-    "evaluate": ("results.json", "table.md", "runs/*", "per_query/*", "scores/*", "mteb/*/*"),
+    "evaluate": ("results.json", "runs/*", "per_query/*", "scores/*", "mteb/*/*"),
     "tune": ("config.yaml", "best.yaml", "trials/*/config.yaml", "trials/*/model/*", "best/model/*"),
 }
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from timeless import without_seconds
 
 from raytriever.evaluation.evaluate_split import Evaluation
 from raytriever.evaluation.evaluated_datasets import describe_datasets
@@ -39,19 +38,8 @@ def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., N
 
 def content(output: Path) -> dict[str, bytes]:
     """The files of an evaluation but for its manifest, without the seconds of search."""
-    results = {}
-    for file in sorted(output.rglob("*")):
-        if file.is_file() and file.name != "manifest.json":
-            text = file.read_bytes()
-            if file.name == "results.json":
-                rows = json.loads(text)
-                rows["costs"] = [{**row, "seconds": None} for row in rows["costs"]]
-                text = json.dumps(rows).encode()
-            elif file.name == "table.md":
-                before, _, costs = text.partition(b"\nCost\n")
-                text = before + re.sub(rb"\d+\.\d\d \|\n", b"|\n", costs)
-            results[str(file.relative_to(output))] = text
-    return results
+    files = (file for file in sorted(output.rglob("*")) if file.is_file() and file.name != "manifest.json")
+    return {str(file.relative_to(output)): without_seconds(file) for file in files}
 
 
 @pytest.fixture(scope="module")

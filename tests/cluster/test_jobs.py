@@ -75,8 +75,8 @@ def head() -> Iterator[Head]:
                 checkout / name if (REPOSITORY / name).is_dir() else checkout,
                 **({"ignore": shutil.ignore_patterns("__pycache__")} if (REPOSITORY / name).is_dir() else {}),
             )
-        with (checkout / "platform" / "raytriever" / "cluster" / "train" / "worker.py").open("a") as module:
-            module.write(CODE_RECORD)
+        module = checkout / "platform" / "raytriever" / "cluster" / "train" / "train_worker.py"
+        module.write_text(module.read_text() + CODE_RECORD)
         for name, content in PLANTED.items():
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             (checkout / name).write_text(content)

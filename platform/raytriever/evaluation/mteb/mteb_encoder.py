@@ -178,7 +178,7 @@ class MtebEncoder:
         return hashlib.sha256(json.dumps([weights, asdict(reading)], sort_keys=True).encode()).hexdigest()[:40]
 
     def _changed_settings(self) -> dict[str, Any]:
-        default, settings = asdict(ModelConfig()), asdict(self.config)
+        default, settings = asdict(type(self.config)()), asdict(self.config)
         changed = [name for name in settings if name not in ("model", "revision") and settings[name] != default[name]]
         precision = self.retriever.summary().rsplit(", ", 1)[-1]
         return {name: settings[name] for name in changed} | ({} if precision == "fp32" else {"precision": precision})

@@ -250,7 +250,8 @@ def find_earlier(
 
 
 def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
-    """Yield the finished shards of other stores of the same encoder, newest store first.
+    """Yield the finished shards of other stores of the same encoder, newest store first. A store of the same texts in
+    another directory is one of them.
 
     Each is the directory of the store, the path of the shard, and its files."""
     times: dict[str, float] = {}
@@ -259,5 +260,6 @@ def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[s
             times[os.path.realpath(path)] = path.stat().st_mtime
     for store in map(Path, sorted(times, key=lambda path: -times[path])):
         for plan, files in stored_files(store):
-            if plan.encoder == writer.plan.encoder and plan.key != writer.plan.key:
+            is_own = store == Path(os.path.realpath(writer.path)) and plan.key == writer.plan.key
+            if plan.encoder == writer.plan.encoder and not is_own:
                 yield from ((store, store / shard, own) for shard, own in by_shard(files).items())

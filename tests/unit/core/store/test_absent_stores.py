@@ -112,7 +112,7 @@ def test_an_endpoint_that_is_no_store_ends_in_one_line(
             server.shutdown()
     assert time.monotonic() - began < 60  # a silent server is asked three times, not thirty
     assert state != "closed" or "s3://bucket: the store does not answer (" in capsys.readouterr().err
-    where = f"{uri}: no object store: " if answers else "s3://bucket: the store has not answered for "
+    where = f"{uri}: is not an object store: " if answers else "s3://bucket: the store has not answered for "
     assert re.match(where + r"[^\n]*; check the endpoint[^\n]*$", str(caught.value))
 
 

@@ -110,11 +110,8 @@ def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a dataclass instance against its declaration, then call its `check`, if it has one.
-
-    Raises:
-        ConfigError: a value is not allowed, or contradicts another.
-    """
+    """Check every field of a dataclass instance against its declaration, then call its `check`, if it has one. Raise
+    `ConfigError` if a value is not allowed, or contradicts another."""
     for field in dataclasses.fields(config):
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:

@@ -64,11 +64,8 @@ class PathKind:
         return self.separator.join(self._expanded(part) for part in self._parts(value))
 
     def read_flag(self, value: str, name: str) -> str:
-        """Read the value of a flag. An empty one is refused, because an unset shell variable causes it.
-
-        Raises:
-            ConfigError: the value is empty.
-        """
+        """Read the value of a flag. An empty one is refused, because an unset shell variable causes it. Raise
+        `ConfigError` if the value is empty."""
         if not value.strip():
             remedy = f"give a path, or leave {'the flag' if name else 'it'} out"
             raise ConfigError(_EMPTY, setting(name) if name else None, remedy)

@@ -40,7 +40,7 @@ def map_in_processes(
     """Call a function with each item in a pool of processes, one for each core; yield the results as they arrive.
 
     A process that dies ends its pool. The pool's items are then repeated one at a time, which shows the item at fault.
-    A call that was finished may be repeated.
+    A call that was finished may be repeated. Raise `ProcessDeath` if `TRIES` processes died over one item.
 
     Args:
         function: function of a module.
@@ -48,9 +48,6 @@ def map_in_processes(
         preload: modules that are imported once and shared by the processes; only the first pool can set them.
         begin: called with `arguments` when a process starts; None for nothing.
         arguments: arguments of `begin`.
-
-    Raises:
-        ProcessDeath: `TRIES` processes died over one item.
     """
     rest = iter(items)
 
@@ -133,16 +130,12 @@ class ChildProcess:
         self._close()
 
     def call(self, seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a call.
+        """Return the result of a call. Raise `TimeoutError` if the call took longer. Raise `MemoryError` if the call
+        needed more memory. Raise `ChildProcessError` if the process died.
 
         Args:
             seconds: limit of the call's processor time, at least 1; None for none.
             function: Function of a module; its errors are raised here.
-
-        Raises:
-            TimeoutError: the call took longer.
-            MemoryError: the call needed more memory.
-            ChildProcessError: the process died.
         """
         if self._process is None:
             self._process = _pool(1, [self._preload], _limit_data, self._preload, self._memory)

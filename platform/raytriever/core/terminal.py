@@ -96,12 +96,8 @@ STREAM = "<standard stream>"  # the file name of errors of standard output and s
 
 
 def show(text: str = "") -> None:
-    """Print a result on standard output.
-
-    Raises:
-        StorageError: standard output goes to a disk that is full.
-        BrokenPipeError: the reader of the pipe has gone.
-    """
+    """Print a result on standard output. Raise `StorageError` if standard output goes to a disk that is full. Raise
+    `BrokenPipeError` if the reader of the pipe has gone."""
     try:
         write_line(text, sys.stdout)
     except OSError as error:

@@ -185,11 +185,9 @@ class Source:
     def open(cls, name_or_path: str | Path) -> Source:
         """List the files of a data set without reading them. Names that begin with `.` or `_` are skipped.
 
-        It is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...); `hf://datasets/ORG/NAME[@REVISION]`
-        `[/FOLDER]`; or `ir_datasets:NAME`.
-
-        Raises:
-            DataError: the path does not exist, has no files, or cannot be reached.
+        It is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
+        `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`. Raise `DataError` if the path does not
+        exist, has no files, or cannot be reached.
         """
         name = str(name_or_path)
         if name.startswith(IR_DATASETS):

@@ -49,7 +49,7 @@ def check_directory(
     is_new: bool = False,
 ) -> Manifest:
     """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since;
-    return the manifest.
+    return the manifest. Raise `StorageError` if a file is missing, damaged or changed, or `examine` raised it.
 
     Args:
         examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
@@ -57,9 +57,6 @@ def check_directory(
         against: key of the data with which `examine` compares the files; it is called again for another key.
         manifest: manifest of the directory, if it was read already.
         is_new: True if this process has just committed the directory. It is then recorded as whole without a reading.
-
-    Raises:
-        StorageError: a file is missing, damaged or changed, or `examine` raised it.
     """
     manifest = manifest or read_manifest(folder, verify=None)
     files = manifest["files"]

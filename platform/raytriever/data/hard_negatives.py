@@ -70,7 +70,7 @@ class NegativesTable:
         scores: ndarray | float = np.nan,
         rounds: ndarray | int = 0,
     ) -> NegativesTable:
-        """Build a table from rows in any order.
+        """Build a table from rows in any order. Raise `DataError` if a position does not exist in the data set.
 
         Args:
             dataset: the data set. The judgements of all its opened splits define the relevant documents.
@@ -78,9 +78,6 @@ class NegativesTable:
             documents: document position of each row.
             origins: index in `ORIGINS` of each row, or the name of one origin for all rows.
             ranks, scores, rounds: see the class; one for each row or one for all.
-
-        Raises:
-            DataError: a position does not exist in the data set.
         """
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
@@ -231,11 +228,9 @@ def write_pairs(
 def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTable:
     """Read the table of a directory that `write_negatives` made, or of one Parquet file, for a data set.
 
-    A null score means that there is no score.
-
-    Raises:
-        DataError: the path does not exist; a column is missing, has another type, an extension type (such columns may
-            hold pickles, which are never loaded) or nulls; rows name unknown queries, documents or origins.
+    A null score means that there is no score. Raise `DataError` if the path does not exist; a column is missing, has
+    another type, an extension type (such columns may hold pickles, which are never loaded) or nulls; rows name unknown
+    queries, documents or origins.
     """
     table = read_ids(Path(path))
     for name in ("rank", "round"):

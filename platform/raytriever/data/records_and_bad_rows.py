@@ -173,10 +173,7 @@ def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None
     """Check the share of bad rows of a file that was read to its end.
 
     `first` is the first bad row. `max_share`, from 0 to 1, is rounded up to a whole row; below 1, not all rows of a
-    file may be bad.
-
-    Raises:
-        DataError: too many rows are bad.
+    file may be bad. Raise `DataError` if too many rows are bad.
     """
     # Rounded up, because one bad row of a small file exceeds 1 % but is no reason to refuse the others.
     if first is None or (bad <= math.ceil(max_share * rows) and (bad < rows or max_share == 1)):

@@ -14,7 +14,8 @@ from raytriever.data.hashed_ids import forms_of, key_of
 
 
 def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:
-    """Return the data set with further queries of a split that no document answers.
+    """Return the data set with further queries of a split that no document answers. Raise `ValueError` if an id exists
+    already.
 
     Args:
         dataset: any data set; the positions of its queries and documents do not change.
@@ -23,9 +24,6 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
 
     Returns:
         A data set in memory, with another digest and without tokens. Its `location` still names the original data set.
-
-    Raises:
-        ValueError: an id exists already.
 
     Examples:
         >>> more = with_questions(dataset, "test", ["who painted the moon"], "other-domain")

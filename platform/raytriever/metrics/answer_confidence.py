@@ -57,11 +57,7 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
 def combined_features(
     questions: RankedQuestions, depth: int, temperature: float
 ) -> Float64[ndarray, "questions features"]:
-    """Return the features of `combined`, in the order of `FEATURES`.
-
-    Raises:
-        MetricInputError: BM25 was not asked.
-    """
+    """Return the features of `combined`, in the order of `FEATURES`. Raise `MetricInputError` if BM25 was not asked."""
     if questions.bm25 is None or questions.agrees is None:
         raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
     scores = questions.scores[:, :depth]

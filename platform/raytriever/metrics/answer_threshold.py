@@ -90,7 +90,8 @@ def choose_answer_threshold(
         wrong_answers(t) = (shown(t) - right(t)) / questions,   missed(t) = 1 - answered(t)
 
     shown(t) are the questions whose confidence is at least t, and right(t) those of them whose best document is
-    relevant. Equal confidences count together.
+    relevant. Equal confidences count together. Raise `MetricInputError` if the target is out of range, or no question
+    has an answer.
 
     - `top_precision`: the lowest threshold that reaches the target with at least 30 shown answers (with fewer than 60
       questions, half of them). A higher threshold may have a lower precision.
@@ -103,9 +104,6 @@ def choose_answer_threshold(
         right: whether the best document is relevant.
         answerable: whether the corpus has an answer; at least one question must have one.
         wanted: target, above 0 and at most 1, below 1 for the last two; None for `f1`.
-
-    Raises:
-        MetricInputError: the target is out of range, or no question has an answer.
     """
     if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
         raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a share above 0 and at most 1")
@@ -238,16 +236,14 @@ def decide(
     """Fit a confidence and choose thresholds on one split, and check them on the other.
 
     If a split has fewer than 50 questions, all questions of both splits choose and check the thresholds. The
-    proportions are then a little too good, and their intervals are those of half as many questions.
+    proportions are then a little too good, and their intervals are those of half as many questions. Raise
+    `MetricInputError` if both splits together have fewer than 20 questions (`combined`: 30), or no question has an
+    answer.
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.
         aims: metrics with targets, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
         confidence: one of `answer_confidence.NAMES`. Choosing the best one on the same questions breaks the guarantees.
-
-    Raises:
-        MetricInputError: both splits together have fewer than 20 questions (`combined`: 30), or no question has an
-            answer.
     """
     is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
     every = choosing if is_split or choosing is checking else choosing.joined(checking)

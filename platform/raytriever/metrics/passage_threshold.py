@@ -83,7 +83,8 @@ class PassagesKept:
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
-    """Choose the highest threshold that keeps the target share of the relevant passages of a further question.
+    """Choose the highest threshold that keeps the target share of the relevant passages of a further question. Raise
+    `MetricInputError` if the target is out of range, or there is no question.
 
     Args:
         passages: ranked passages of at least one question.
@@ -92,9 +93,6 @@ def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
     Returns:
         The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
         too many relevant passages are outside the rankings; `value` is then the largest share that could be kept.
-
-    Raises:
-        MetricInputError: the target is out of range, or there is no question.
 
     Examples:
         >>> scores = np.arange(40)[:, None] / 40

@@ -56,11 +56,8 @@ def write_settings(folder: Path, config: ModelConfig, precision: str) -> None:
 
 
 def whole_model(checkpoint: Path) -> Path:
-    """Return the model directory of a checkpoint, in the cache.
-
-    Raises:
-        StorageError: the checkpoint is damaged, or does not fit the model that its run names.
-    """
+    """Return the model directory of a checkpoint, in the cache. Raise `StorageError` if the checkpoint is damaged, or
+    does not fit the model that its run names."""
     pull(checkpoint)
     check_names(checkpoint)
     trained = read_json(checkpoint.parent / CHECKPOINTS, TrainedModel, _REMEDY, needed=True)

@@ -23,14 +23,12 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
     """Let a tokenizer append its end token to every text, in place, or warn that last-token pooling reads none.
 
     The change is made in the post-processor, which is stored in `tokenizer.json`. So the saved tokenizer appends the
-    token in every library. A tokenizer that already ends its texts with a special token does not change.
+    token in every library. A tokenizer that already ends its texts with a special token does not change. Raise
+    `ConfigError` if the tokenizer has no end token to append.
 
     Args:
         append_eos: `yes` appends the token; `auto` and `no` change nothing, and `auto` warns.
         pooling: pooling modes, joined by `+`.
-
-    Raises:
-        ConfigError: the tokenizer has no end token to append.
     """
     if append_eos == "no" or (append_eos == "auto" and "last" not in pooling.split("+")):
         return
@@ -70,13 +68,11 @@ def _set_template(tokenizer: Any, before: list[str], end: str) -> None:
 def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path) -> None:
     """Let every token attend to later tokens, or only to earlier ones, in place.
 
-    `config.is_causal` decides this in transformers 5, and it is saved in `config.json`.
+    `config.is_causal` decides this in transformers 5, and it is saved in `config.json`. Raise `ModelError` if
+    transformers ignores the setting for this model.
 
     Args:
         bidirectional: None leaves the model as its `config.json` says.
-
-    Raises:
-        ModelError: transformers ignores the setting for this model.
     """
     config = backbone.config
     is_set = getattr(config, "is_causal", None) is False or bool(getattr(config, "use_bidirectional_attention", False))

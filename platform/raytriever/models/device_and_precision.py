@@ -40,11 +40,8 @@ def _report(line: str) -> None:
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:
-    """Return the precision, `fp32`, `bf16` or `int8`; for None, the faster of the first two on this device.
-
-    Raises:
-        ConfigError: `bf16` is requested on a GPU that lacks it, or `int8` on a GPU.
-    """
+    """Return the precision, `fp32`, `bf16` or `int8`; for None, the faster of the first two on this device. Raise
+    `ConfigError` if `bf16` is requested on a GPU that lacks it, or `int8` on a GPU."""
     if device.type == "cuda" and precision == "int8":
         raise ConfigError(
             "int8 encodes on a CPU only", setting("precision"), "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES="

@@ -119,15 +119,13 @@ def hidden_size(backbone: nn.Module) -> int:
 def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, weights: bool = True) -> nn.Module:
     """Load a transformers model from its safetensors, without running code of its directory.
 
-    A pooler without weights in the files is removed, as in a model without a pooler.
+    A pooler without weights in the files is removed, as in a model without a pooler. Raise `ModelError` if files are
+    missing or damaged, do not belong to a text encoder, or lack some of its weights.
 
     Args:
         transformer: folder and configuration of the model.
         dtype: type of the weights; stored weights of another type are converted one at a time.
         weights: if False, weights are not read, and the model is on the meta device.
-
-    Raises:
-        ModelError: files are missing or damaged, do not belong to a text encoder, or lack some of its weights.
     """
     directory, config = transformer.folder, transformer.config
     disable_cache(config)
@@ -200,13 +198,11 @@ def _set_probabilities(holder: Any, probability: float) -> None:
 
 @torch.no_grad()
 def check_precision(backbone: nn.Module, precision: str) -> None:
-    """Check, with two short texts, that a transformers model computes in its precision and the active autocast.
+    """Check, with two short texts, that a transformers model computes in its precision and the active autocast. Raise
+    `ConfigError` if an operation of the model does not exist in this precision, such as the Fourier transform in bf16.
 
     Args:
         precision: name of the precision for the error message.
-
-    Raises:
-        ConfigError: an operation of the model does not exist in this precision, such as the Fourier transform in bf16.
     """
     device = next(backbone.parameters()).device
     tokens = torch.zeros(2, 4, dtype=torch.long, device=device)

@@ -30,11 +30,8 @@ _POOLER = "pooler"
 
 
 def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
-    """Add new adapters to a transformers model, in place, and freeze all other weights.
-
-    Raises:
-        ConfigError: `peft` is not installed, or no linear layer has a requested name.
-    """
+    """Add new adapters to a transformers model, in place, and freeze all other weights. Raise `ConfigError` if `peft`
+    is not installed, or no linear layer has a requested name."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

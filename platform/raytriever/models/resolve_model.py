@@ -38,16 +38,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the local directory of a model.
+    """Return the local directory of a model. Raise `ModelError` if the model does not exist, its digest is wrong, or
+    the hub cannot be reached. Raise `StorageError` if the checkpoint is damaged, or does not fit the model that its run
+    names.
 
     Args:
         name: `minilm`, a local directory, a checkpoint of a run, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit, tag or branch of a hub model.
         weights: if False, only the other files of a hub model are downloaded, not its weights.
-
-    Raises:
-        ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
-        StorageError: the checkpoint is damaged, or does not fit the model that its run names.
     """
     name = copy_of(name)
     complete(Path(name))
@@ -83,13 +81,11 @@ _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
 
 
 def merged_model(directory: Path, weights: bool = True) -> Path:
-    """Return the directory of the base model with the adapters of `directory` merged into it.
+    """Return the directory of the base model with the adapters of `directory` merged into it. Raise `ModelError` if a
+    file is missing or damaged, the base cannot be found, or the adapters belong to another model.
 
     Args:
         weights: if False, return the directory of the base itself, whose layers have the same shapes.
-
-    Raises:
-        ModelError: a file is missing or damaged, the base cannot be found, or the adapters belong to another model.
     """
     settings = read_model_file(directory / ADAPTER, dict[str, Any])
     if settings.get("peft_type") != "LORA":

@@ -272,16 +272,13 @@ class Retriever(BatchEncoder):
 
 @activity("loading the encoder")
 def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weights: bool = True) -> Retriever:
-    """Load the model that a configuration names, in evaluation mode.
+    """Load the model that a configuration names, in evaluation mode. Raise `ModelError` if the model cannot be found,
+    trusted or read. Raise `ConfigError` if `truncate_dim` exceeds the embedding dimension.
 
     Args:
         config: settings of the model.
         dtype: type of the transformers' weights.
         weights: if False, weights are not read: their sizes are checked, and the towers are on the meta device.
-
-    Raises:
-        ModelError: the model cannot be found, trusted or read.
-        ConfigError: `truncate_dim` exceeds the embedding dimension.
     """
     files = read_files(config)
     directory, description = files.directory, describe(files, config)

@@ -37,10 +37,7 @@ def load_tokenizer(transformer: Transformer) -> Any:
     """Load the tokenizer of a transformer, without running code of its directory.
 
     sentence-transformers' settings for the tokenizer are applied. A tokenizer without a padding token pads with its end
-    token or else its unknown token, and one line is logged.
-
-    Raises:
-        ModelError: the files are missing or damaged.
+    token or else its unknown token, and one line is logged. Raise `ModelError` if the files are missing or damaged.
     """
     directory = transformer.folder
     # Without any of these files, transformers silently creates a tokenizer with an empty vocabulary.
@@ -130,11 +127,9 @@ def _choose_padding(tokenizer: Any, directory: Path) -> None:
 def content_tokenizer_json(tokenizer: Any) -> str:
     """Return a transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
 
-    With this library alone, a process computes contents by
-    `Tokenizer.from_str(json).encode_batch_fast(texts, add_special_tokens=False)`.
-
-    Raises:
-        ModelError: the tokenizer is not based on this library, or has a setting that its JSON cannot express.
+    With this library alone, a process computes contents by `Tokenizer.from_str(json).encode_batch_fast(texts,
+    add_special_tokens=False)`. Raise `ModelError` if the tokenizer is not based on this library, or has a setting that
+    its JSON cannot express.
     """
     from tokenizers import Tokenizer
 
@@ -176,11 +171,8 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:
-        """Derive the template from the outputs of a transformers tokenizer for a few texts.
-
-        Raises:
-            ModelError: the tokenizer has no padding token, or does more than add fixed tokens before and after a text.
-        """
+        """Derive the template from the outputs of a transformers tokenizer for a few texts. Raise `ModelError` if the
+        tokenizer has no padding token, or does more than add fixed tokens before and after a text."""
         require_fast(tokenizer)
         if tokenizer.pad_token_id is None:
             remedy = 'set "pad_token" in tokenizer_config.json, for example to the end-of-text token'

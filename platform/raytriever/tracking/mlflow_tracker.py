@@ -49,11 +49,8 @@ _REMEDY = "correct MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current
 
 
 def check_uri(uri: str) -> None:
-    """Check an address of MLflow as far as possible without MLflow itself.
-
-    Raises:
-        ConfigError: the address is not valid, its driver is missing, or its server does not answer.
-        StorageError: an SQLite file is not writable.
+    """Check an address of MLflow as far as possible without MLflow itself. Raise `ConfigError` if the address is not
+    valid, its driver is missing, or its server does not answer. Raise `StorageError` if an SQLite file is not writable.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator:

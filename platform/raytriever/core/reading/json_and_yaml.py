@@ -272,13 +272,11 @@ def _plain_loader() -> Any:
 def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     """Return the number of values and the depth of a YAML node, with its aliases written out.
 
-    No value exists yet, because eight lines of aliases may expand to billions of values.
+    No value exists yet, because eight lines of aliases may expand to billions of values. Raise `Mismatch` if it is too
+    deep, has too many values, holds itself, or has a key twice.
 
     Args:
         known: results for lists and mappings by the id of their node; (0, 0) while one is being measured.
-
-    Raises:
-        Mismatch: it is too deep, has too many values, holds itself, or has a key twice.
     """
     if isinstance(node.value, str):
         return 1, 0

@@ -18,15 +18,12 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def check_disk(path: Path | str, needed: int, content: str) -> None:
-    """Check that the disk of a path has room.
+    """Check that the disk of a path has room. Raise `StorageError` if fewer bytes are free.
 
     Args:
         path: where the content is written; it need not exist.
         needed: bytes of the content.
         content: what is written, in the plural, for the error message.
-
-    Raises:
-        StorageError: fewer bytes are free.
     """
     folder = Path(os.path.abspath(path))
     while not folder.exists() and folder != folder.parent:
@@ -40,14 +37,11 @@ def check_disk(path: Path | str, needed: int, content: str) -> None:
 
 
 def check_memory(needed: int, content: str, remedy: str) -> None:
-    """Check that the memory of this machine has room.
+    """Check that the memory of this machine has room. Raise `StorageError` if fewer bytes are free.
 
     Args:
         needed: bytes of the content.
         content: what needs the memory, in the plural, for the error message.
-
-    Raises:
-        StorageError: fewer bytes are free.
     """
     free = free_system_memory()
     if free < needed:

@@ -53,7 +53,8 @@ def committed_directory(
     durable: bool = True,
     entries: Mapping[str, FileEntry] | None = None,
 ) -> Iterator[Path]:
-    """Yield a directory to write into that appears at `path` whole, or not at all.
+    """Yield a directory to write into that appears at `path` whole, or not at all. Raise `StorageError` if `path`
+    exists and `replace` is false, or the disk is full or forbidden.
 
     Args:
         path: final path of the directory; its parents are made.
@@ -64,9 +65,6 @@ def committed_directory(
         durable: whether the directory survives a crash of the machine. If not, a crash may leave wrong contents.
         entries: entries of files that were hashed by the process that wrote them, or that are in the object store
             already (`take_part`); read when the block ends.
-
-    Raises:
-        StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
     """
     path = Path(os.path.abspath(path))
     with disk_errors(path):
@@ -209,12 +207,11 @@ def check_names(path: Path) -> None:
 
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"format", "files": {name: {"size", "sha256"}}, "meta": {...}}`.
+    Raise `StorageError` if there is no manifest or one of another format, or a file it names is missing, damaged or
+    changed.
 
     Args:
         verify: True to compare every byte, False to compare names and sizes, None to read only the manifest.
-
-    Raises:
-        StorageError: there is no manifest or one of another format, or a file it names is missing, damaged or changed.
     """
     path, remedy = Path(path), "make the directory again"
     if not (path / MANIFEST).exists():

@@ -89,10 +89,7 @@ _WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcnt
 
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two directories in one step of Linux. Return False if it cannot, as on some file systems.
-
-    Raises:
-        OSError: a directory is missing or may not be renamed.
-    """
+    Raise `OSError` if a directory is missing or may not be renamed."""
     rename: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

@@ -45,15 +45,13 @@ TRANSFERS = 8  # number of simultaneous uploads or downloads
 
 
 def pull(path: Path | str, *, owned: bool | None = None) -> None:
-    """Make a copy equal to the store, but for large files of committed directories.
+    """Make a copy equal to the store, but for large files of committed directories. Raise `StorageError` if the store
+    refuses, does not answer, or has both an object and a folder of this name.
 
     Args:
         path: the file or folder; it may be missing in the store.
         owned: whether a process of this machine writes the folder. Its copy is then newer than the store, and only
             what other machines have committed is added. By default the locks on this machine decide, for each folder.
-
-    Raises:
-        StorageError: the store refuses, does not answer, or has both an object and a folder of this name.
     """
     if inside(path) is None:
         return

@@ -62,15 +62,13 @@ class Parts:
     def write(
         self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
     ) -> None:
-        """Commit a part. It replaces an earlier part of the name.
+        """Commit a part. It replaces an earlier part of the name. Raise `StorageError` if the part cannot be written,
+        and the parts are not optional.
 
         Args:
             save: writes the files of the part into a directory.
             meta: metadata of the part; read after `save`, which may fill it.
             size: bytes that the disk must have room for.
-
-        Raises:
-            StorageError: the part cannot be written, and the parts are not optional.
         """
         if self.folder is None:
             return

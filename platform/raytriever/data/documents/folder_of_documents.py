@@ -37,11 +37,8 @@ class DocumentFolder:
 
     @classmethod
     def of(cls, name: str) -> DocumentFolder:
-        """List a folder, or a URI that `pyarrow.fs` or the Hugging Face hub has.
-
-        Raises:
-            DataError: it does not exist, cannot be reached, or has no file.
-        """
+        """List a folder, or a URI that `pyarrow.fs` or the Hugging Face hub has. Raise `DataError` if it does not
+        exist, cannot be reached, or has no file."""
         if is_uri(name):
             where, listed = list_remote(name)
             found = cls(where)

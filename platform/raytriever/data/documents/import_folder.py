@@ -57,10 +57,7 @@ def import_folder(
     """Write the passages of a folder of documents, and the questions that they answer, as a data set.
 
     `model` is the encoder whose tokenizer and maximum length determine the passages. `log` is called with progress
-    lines.
-
-    Raises:
-        UserError: the folder, the questions, the model or the output cannot be used.
+    lines. Raise `UserError` if the folder, the questions, the model or the output cannot be used.
     """
     check_writable(output)
     earlier = EarlierImport.at(output)

@@ -43,10 +43,8 @@ class Passage:
 class Chunker:
     """Divide documents into passages of at most `tokens` tokens, titles included, with a serialized tokenizer.
 
-    A passage repeats `overlap` tokens of the one before it.
-
-    Raises:
-        ConfigError: the overlap is not below half of the tokens that are left for the text.
+    A passage repeats `overlap` tokens of the one before it. Raise `ConfigError` if the overlap is not below half of the
+    tokens that are left for the text.
     """
 
     def __init__(self, tokenizer: str, tokens: int, overlap: int) -> None:

@@ -104,10 +104,7 @@ class TableFile:
 
 def texts_in(cell: str) -> str | list[str]:
     """Return the texts of a cell that holds a list as pandas, NumPy or JSON write it; return any other cell unchanged.
-
-    Raises:
-        BadRow: the cell has the brackets and quotation marks of a list, but is not a list.
-    """
+    Raise `BadRow` if the cell has the brackets and quotation marks of a list, but is not a list."""
     if not _LIST.fullmatch(cell.strip()):
         return cell
     with suppress(ValueError, RecursionError):

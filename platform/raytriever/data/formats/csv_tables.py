@@ -56,14 +56,12 @@ SCORE = Role("score", (), optional=True)
 def choose_columns(
     where: str, columns: Sequence[str], roles: Sequence[Role], named: Mapping[str, str], remedy: str
 ) -> dict[str, str]:
-    """Return the column of each role that a table has; no column has two roles.
+    """Return the column of each role that a table has; no column has two roles. Raise `DataError` if a column that the
+    user named is missing, or a required one is not recognized.
 
     Args:
         named: columns that the user has named, by role.
         remedy: what the user can do if a column is not recognized.
-
-    Raises:
-        DataError: a column that the user named is missing, or a required one is not recognized.
     """
     chosen: dict[str, str] = {}
     known = [role.name for role in roles]
@@ -107,10 +105,8 @@ def split_row(parse: RowParser, row: Mapping[str, Any], records: Records, _: str
 def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...], str]:
     """Return the fields of a table, the name of each column in its format, and a note on how it is read.
 
-    `columns` is `--columns`, or empty to recognize all columns.
-
-    Raises:
-        DataError: the file is empty or not UTF-8, or a column is missing.
+    `columns` is `--columns`, or empty to recognize all columns. Raise `DataError` if the file is empty or not UTF-8, or
+    a column is missing.
     """
     table = TableFile.open(file.where)
     names = _names(table, columns)
@@ -125,10 +121,7 @@ def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int
     """Yield rows as JSON objects, in pieces of at least `size` bytes (the last may be shorter) with their first line.
 
     Blank lines in a piece keep each row on the line that it has in the file, so that errors name this line. `names` has
-    the name of each column; columns named "" are left out.
-
-    Raises:
-        DataError: there is no row, or the file is broken.
+    the name of each column; columns named "" are left out. Raise `DataError` if there is no row, or the file is broken.
     """
     first, number, lines, length = 0, 0, list[bytes](), 0
     for line, fields in TableFile.open(where).rows():

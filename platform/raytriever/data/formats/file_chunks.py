@@ -66,14 +66,12 @@ class Parsed:
 
 
 def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChunk]:
-    """Yield the chunks of a part in order, streamed.
+    """Yield the chunks of a part in order, streamed. Raise `DataError` if the file as a whole is missing, broken, empty
+    or of another kind.
 
     Args:
         index: position of the part among all parts, stored in each chunk.
         size: bytes after which a chunk is cut at the next row; Parquet is cut into batches of about this size.
-
-    Raises:
-        DataError: the file as a whole is missing, broken, empty or of another kind.
     """
     if part.rows is not None:
         pieces = rows.read_object(part.where, size, part.rows)

@@ -105,10 +105,8 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
     """Yield pieces of whole rows, each with the number of its first row, counted from 1.
 
     A piece has at most `size` bytes, or one longer row, and ends with the last row that fits. If `header` is given, the
-    first row must name these columns; it is then not part of the pieces.
-
-    Raises:
-        DataError: there is no row, a row is longer than 256 MB, the header differs, or the gzip is broken.
+    first row must name these columns; it is then not part of the pieces. Raise `DataError` if there is no row, a row is
+    longer than 256 MB, the header differs, or the gzip is broken.
     """
     row, seen = 1, False
     for piece in _whole_rows(where, size):

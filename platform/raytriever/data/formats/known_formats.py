@@ -163,12 +163,9 @@ def recognize(source: Source, format: str | None = None, columns: str = "", conf
 
     `format` is one of `FORMATS`, or None to recognize it; with a format, files of other formats are skipped. `columns`
     names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; other columns are recognized. `config`
-    divides a single file of queries and passages. The source includes its file of test questions.
-
-    Raises:
-        DataError: the files have no known format, or several, or are broken; or the format is unknown; or a column
-            is missing; or a file cannot be divided.
-        ConfigError: `config` has no effect.
+    divides a single file of queries and passages. The source includes its file of test questions. Raise `DataError` if
+    the files have no known format, or several, or are broken; or the format is unknown; or a column is missing; or a
+    file cannot be divided. Raise `ConfigError` if `config` has no effect.
     """
     plan = _with_unread(source, _recognize(source, format, columns, config or SplitConfig()))
     if config not in (None, SplitConfig()) and not plan.division:

@@ -28,11 +28,8 @@ _SMALL, _LARGE = 0.1, 0.3  # bounds of the default share of dev, and of test
 class Shares:
     """Shares of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
 
-    None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half
-    of the questions that the other share leaves.
-
-    Raises:
-        ConfigError: the sum is more than 1.
+    None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half of the
+    questions that the other share leaves. Raise `ConfigError` if the sum is more than 1.
     """
 
     test: float | None = None
@@ -144,10 +141,8 @@ class Division:
     ) -> tuple[Division, str]:
         """Return the division of the queries of a file, and a description of it.
 
-        `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it.
-
-        Raises:
-            DataError: there are too few queries, or the file of test questions has one of them.
+        `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it. Raise
+        `DataError` if there are too few queries, or the file of test questions has one of them.
         """
         shares, test = shares_of(config), test_file(config)
         asked = {(text, is_answered) for _, text, is_answered in questions(where)}
@@ -169,11 +164,8 @@ class Division:
 
     @classmethod
     def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
-        """Return the division of queries, each given with whether a document answers it.
-
-        Raises:
-            DataError: there are too few different queries with an answer.
-        """
+        """Return the division of queries, each given with whether a document answers it. Raise `DataError` if there are
+        too few different queries with an answer."""
         texts: dict[bool, set[str]] = {True: set(), False: set()}
         for text, is_answered in queries:
             texts[is_answered].add(text)

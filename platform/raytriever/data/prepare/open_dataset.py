@@ -42,7 +42,8 @@ def open_dataset(
     run: Runner = in_this_process,
     report: Report = ignore_line,
 ) -> RetrievalDataset:
-    """Open a data set, after checking and preparing it if necessary. Its `quarantine` lists the rows left out.
+    """Open a data set, after checking and preparing it if necessary. Its `quarantine` lists the rows left out. Raise
+    `DataError` if the data set or a split does not exist, a file is broken, or too many rows are bad.
 
     Args:
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
@@ -51,9 +52,6 @@ def open_dataset(
         bm25_language: see `Documents`.
         tokenization: tokenizer and prompts; None for texts without tokens.
         report: called with progress lines of the preparation.
-
-    Raises:
-        DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenization, max_bad_rows=max_bad_rows, splits=_with_lender(requested))

@@ -110,12 +110,9 @@ class Request:
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> PreparedDirectory:
-    """Prepare a data set in `output` or in the cache, unless that is done already, and return it.
-
-    Raises:
-        DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
-        StorageError: `output` holds something else, or cannot be written.
-    """
+    """Prepare a data set in `output` or in the cache, unless that is done already, and return it. Raise `DataError` if
+    the data set does not exist, its format is unknown, a file is broken, or too many rows are bad. Raise `StorageError`
+    if `output` holds something else, or cannot be written."""
     is_embedded = request.dataset == PYDOCS
     source = Source.open(pydocs_folder() if is_embedded else request.dataset)
     source = replace(source, name=request.dataset) if is_embedded else source

@@ -155,10 +155,8 @@ class PreparedDirectory:
         """Open the data set.
 
         Only the judgements and bad rows of `splits` are read; None for all. Missing splits are skipped. `vocabulary` is
-        the number of token ids of the tokenizer, if known.
-
-        Raises:
-            StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
+        the number of token ids of the tokenizer, if known. Raise `StorageError` if a file is missing, damaged or
+        changed, or has other contents than `prepare` writes.
         """
         against = "" if vocabulary is None else f", {vocabulary} tokens"
         examine = partial(self._read, None, full=True, vocabulary=vocabulary)

@@ -55,12 +55,9 @@ class Mixture:
 
 
 def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
-    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; "" means the sizes.
-
-    Raises:
-        ConfigError: the number of weights differs from the number of data sets, a weight is not above 0, or a data set
-            with a weight has no examples.
-    """
+    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; "" means the sizes. Raise `ConfigError` if the
+    number of weights differs from the number of data sets, a weight is not above 0, or a data set with a weight has no
+    examples."""
     if not text.strip():
         return tuple(sizes)
     words = [word.strip() for word in text.split(",")]

@@ -162,12 +162,9 @@ def identity(dataset: RetrievalDataset) -> dict[str, str]:
 
 
 def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
-    """Read scores of a directory that `raytriever score` wrote, or of one Parquet file, for a data set.
-
-    Raises:
-        DataError: the path does not exist, or has scores of other texts; a column is missing or has another type; an id
-            is unknown, a score is not finite, or a pair has two scores.
-    """
+    """Read scores of a directory that `raytriever score` wrote, or of one Parquet file, for a data set. Raise
+    `DataError` if the path does not exist, or has scores of other texts; a column is missing or has another type; an id
+    is unknown, a score is not finite, or a pair has two scores."""
 
     def check(meta: Mapping[str, Any]) -> None:
         if meta.get("kind") != KIND:

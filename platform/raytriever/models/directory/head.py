@@ -85,14 +85,12 @@ class Normalize(nn.Module):
 def load_head(
     modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module], weights: bool = True
 ) -> nn.ModuleList:
-    """Load the modules of a head, in float32.
+    """Load the modules of a head, in float32. Raise `ModelError` if a file is missing or damaged, a dimension does not
+    fit, or a setting is not supported.
 
     Args:
         width: dimension of a pooled vector.
         loaded: modules, by folder, to use again instead of loading them.
-
-    Raises:
-        ModelError: a file is missing or damaged, a dimension does not fit, or a setting is not supported.
     """
     head = nn.ModuleList()
     for module in modules:

@@ -43,11 +43,8 @@ _LISTED = 3  # number of tensor names in a message
 
 
 def read_model_file(file: Path, kind: type[T]) -> T:
-    """Read a JSON file of a model, and check that it has the type `kind`.
-
-    Raises:
-        ModelError: the file cannot be read, is not JSON, or has another type.
-    """
+    """Read a JSON file of a model, and check that it has the type `kind`. Raise `ModelError` if the file cannot be
+    read, is not JSON, or has another type."""
     try:
         return read_json(file, kind, REMEDY, error=ModelError)
     except OSError as error:
@@ -77,11 +74,8 @@ class StoredTensor:
 
 
 def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, StoredTensor]:
-    """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read.
-
-    Raises:
-        ModelError: there are no safetensors files, or one is missing or damaged.
-    """
+    """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read. Raise
+    `ModelError` if there are no safetensors files, or one is missing or damaged."""
     if (directory / ADAPTER).is_file():
         raise ModelError(
             f"holds adapters of another model ({ADAPTER}) and is not a complete model",
@@ -159,13 +153,11 @@ def empty_model(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> Any:
-    """Build the model that `config.json` describes on the meta device, and check it against the files' shapes.
+    """Build the model that `config.json` describes on the meta device, and check it against the files' shapes. Raise
+    `ModelError` if the files are missing or damaged, or do not fit the configuration.
 
     Args:
         kind, check: see `load_weights`.
-
-    Raises:
-        ModelError: the files are missing or damaged, or do not fit the configuration.
     """
     import torch
 
@@ -184,14 +176,12 @@ def load_weights(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model from the safetensors of a transformers directory. Also return the report for `check_loaded`.
+    """Load a model from the safetensors of a transformers directory. Also return the report for `check_loaded`. Raise
+    `ModelError` if the files are missing or damaged, or do not fit the configuration.
 
     Args:
         kind: class of transformers that loads the model, such as `AutoModel`.
         check: called with the model that `config.json` describes, on the meta device, before any weight is read.
-
-    Raises:
-        ModelError: the files are missing or damaged, or do not fit the configuration.
     """
     empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
@@ -208,13 +198,11 @@ def load_weights(
 
 
 def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory: Path) -> None:
-    """Check that the stored tensors fit a model, before memory is allocated for it.
+    """Check that the stored tensors fit a model, before memory is allocated for it. Raise `ModelError` if a tensor has
+    another shape or is not a float, or the files lack most of the model.
 
     Args:
         model: the model that `config.json` describes, on the meta device.
-
-    Raises:
-        ModelError: a tensor has another shape or is not a float, or the files lack most of the model.
     """
     own = dict(model.named_parameters())
     matches = {name: stored.get(name) or stored.get(f"{model.base_model_prefix}.{name}") for name in own}
@@ -240,13 +228,10 @@ def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -
     """Check that every weight of a model came from its files.
 
     Tensors that the model does not use, such as the head of a masked language model, are logged in one line, once per
-    process.
+    process. Raise `ModelError` if tensors are missing.
 
     Args:
         report: loading info of `from_pretrained(output_loading_info=True)`.
-
-    Raises:
-        ModelError: tensors are missing.
     """
     _refuse_missing(sorted(report["missing_keys"]), directory)
     extra = sorted(report["unexpected_keys"])

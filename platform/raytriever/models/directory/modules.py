@@ -135,12 +135,8 @@ class ModelFiles:
 
     @classmethod
     def read(cls, directory: Path) -> ModelFiles:
-        """Read the files of a directory.
-
-        Raises:
-            ModelError: a file or folder is missing, damaged or outside of the directory, a module is not supported, or
-                the order of the modules is unusual.
-        """
+        """Read the files of a directory. Raise `ModelError` if a file or folder is missing, damaged or outside of the
+        directory, a module is not supported, or the order of the modules is unusual."""
         own, library, modules = (directory / name for name in (OWN_FILE, LIBRARY_FILE, MODULES))
         return cls(
             directory,
@@ -242,11 +238,8 @@ def _route(settings: _Router, task: str) -> str:
 
 
 def read_pooling(module: Module) -> tuple[str, bool]:
-    """Return the pooling of a Pooling module, and True if the tokens of a prompt are pooled.
-
-    Raises:
-        ModelError: a mode is unknown.
-    """
+    """Return the pooling of a Pooling module, and True if the tokens of a prompt are pooled. Raise `ModelError` if a
+    mode is unknown."""
     named = module.settings.get("pooling_mode")
     if named is None:
         modes = [mode for switch, mode in _SWITCHES.items() if module.settings.get(switch)] or ["mean"]

@@ -97,11 +97,8 @@ class Transformer:
 
     @cached_property
     def config(self) -> Any:
-        """Configuration of the transformers model. No code of the folder runs.
-
-        Raises:
-            ModelError: there is no `config.json`, or transformers does not support it.
-        """
+        """Configuration of the transformers model. No code of the folder runs. Raise `ModelError` if there is no
+        `config.json`, or transformers does not support it."""
         if not (self.folder / CONFIG).is_file():
             raise ModelError("has no config.json", str(self.folder), "give the directory of a transformers model")
         read_model_file(self.folder / CONFIG, dict[str, Any])  # transformers does not name the file of a wrong type
@@ -127,11 +124,8 @@ class Transformer:
 
     @cached_property
     def lengths(self) -> dict[Side, int]:
-        """Maximum number of tokens of a text of each side; see the rules above.
-
-        Raises:
-            ModelError: a file is missing or damaged, or a setting is not supported.
-        """
+        """Maximum number of tokens of a text of each side; see the rules above. Raise `ModelError` if a file is missing
+        or damaged, or a setting is not supported."""
         for name, usual in _USUAL.items():
             if (value := self.settings.get(name) or usual) != usual:
                 reason = f"{name} {str(value)[:100]} is not supported"

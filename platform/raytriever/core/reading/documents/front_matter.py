@@ -1,7 +1,7 @@
 """Front matter: the settings of a page before its text, as site generators read them.
 
-YAML between `---`, TOML between `+++`, a JSON object, lines `#+TITLE: ...` of Org, and lines `Title: ...` of
-MultiMarkdown and Pelican. Only the title is used.
+YAML between `---`, TOML between `+++`, a JSON object, and lines `Title: ...` of MultiMarkdown and Pelican. Only the
+title is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 _YAML = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _TOML = re.compile(r"\A\+\+\+[ \t]*\n(.*?)^\+\+\+[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-_ORG = re.compile(r"\A((?:#\+\w+:.*(?:\n|\Z))+)")
 _KEYS = re.compile(r"\A((?:[A-Za-z][\w -]*:.*\n(?:[ \t]+\S.*\n)*)+)(?:[ \t]*\n|\Z)")
 # Keys that only front matter has. A line such as `Note: ...` at the beginning of a page is text instead.
 _OF_PAGES = {
@@ -23,7 +22,7 @@ _OF_PAGES = {
 # First line of YAML between `---`. Without such a line, both `---` are horizontal rules.
 _SETTING = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[\"']?[\w$@.-][\w $@./-]*[\"']?[ \t]*:(?:[ \t\n]|\Z)")
 _YAML_TITLE = re.compile(r"^([\"']?)title\1[ \t]*:.*(?:\n(?:[ \t]+.*|(?=\n)))*", re.IGNORECASE | re.MULTILINE)
-_TITLE_LINE = re.compile(r"^(?:#\+)?title[ \t]*[:=](.*(?:\n[ \t]+\S.*)*)", re.IGNORECASE | re.MULTILINE)
+_TITLE_LINE = re.compile(r"^title[ \t]*[:=](.*(?:\n[ \t]+\S.*)*)", re.IGNORECASE | re.MULTILINE)
 
 
 def split_front_matter(text: str) -> tuple[str, str]:
@@ -33,8 +32,6 @@ def split_front_matter(text: str) -> tuple[str, str]:
         return (_yaml_title(match[1]), text[match.end() :]) if is_settings else ("", text)
     if match := _TOML.match(text):
         return _toml_title(match[1]), text[match.end() :]
-    if match := _ORG.match(text):
-        return _title_line(match[1]), text[match.end() :]
     if match := _KEYS.match(text):
         keys = {line.partition(":")[0].strip().lower() for line in match[1].splitlines() if not line[0].isspace()}
         if "title" in keys or keys <= _OF_PAGES:

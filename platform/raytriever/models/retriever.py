@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, ModelError, setting
+from raytriever.models import packed_attention
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, prompt_table
 from raytriever.models.directory.head import head_text, load_head
@@ -29,12 +30,6 @@ from raytriever.models.directory.transformer_settings import Transformer
 from raytriever.models.encoder import Encoder, load_backbone
 from raytriever.models.inference import BatchEncoder
 from raytriever.models.model_settings import ModelConfig
-from raytriever.models.packed_attention import (
-    first_position,
-    packing_obstacle,
-    use_packed_attention,
-    use_repeatable_embeddings,
-)
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack, spans
 from raytriever.models.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
 from raytriever.models.resolve_model import read_files
@@ -89,10 +84,10 @@ class Retriever(BatchEncoder):
         torch.backends.cuda.enable_cudnn_sdp(False)
         obstacles = []
         for tower in (self.query, self.passage):
-            use_repeatable_embeddings(tower.backbone)
-            obstacle = packing_obstacle(tower.backbone)
+            packed_attention.use_repeatable_embeddings(tower.backbone)
+            obstacle = packed_attention.packing_obstacle(tower.backbone)
             if obstacle is None:
-                use_packed_attention(tower.backbone)
+                packed_attention.use_packed_attention(tower.backbone)
             else:
                 obstacles.append(obstacle)
         if precision != "bf16":
@@ -202,7 +197,7 @@ class Retriever(BatchEncoder):
     def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
         """Pack texts of one side without padding; see `packing`."""
         tower = self.query if side == "query" else self.passage
-        return pack(token_ids, first_position(tower.backbone), prompt_lengths)
+        return pack(token_ids, packed_attention.first_position(tower.backbone), prompt_lengths)
 
     def batch_of(
         self,

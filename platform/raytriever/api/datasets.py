@@ -303,11 +303,8 @@ def load_dataset(
     if query is None and passage is None and split is None:
         return _load(Dataset, os.fspath(path), name, max_bad_rows)
     files = tables.pair_files(tables.csv_table(path), query or "query", passage or "passage", split, Shares())
-    return _from_files(Dataset, files, name or _file_name(path), max_bad_rows)
-
-
-def _file_name(path: str | os.PathLike[str]) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-") or "table"
+    of_file = re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-")
+    return _from_files(Dataset, files, name or of_file or "table", max_bad_rows)
 
 
 def source_of(data: Dataset | str | os.PathLike[str]) -> str:

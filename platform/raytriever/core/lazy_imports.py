@@ -29,7 +29,4 @@ def lazy_names(
         setattr(sys.modules[package], name, value)  # the next use does not call this function
         return value
 
-    def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of, *submodules})
-
-    return get, list_names
+    return get, lambda: sorted({*vars(sys.modules[package]), *module_of, *submodules})

@@ -60,7 +60,7 @@ def load_tokenizer(transformer: Transformer) -> Any:
     embedded = getattr(config, "vocab_size", None)
     if tokenizer.is_fast and embedded is not None:
         _drop_tokens(tokenizer, embedded)
-    if transformer.lowers_case:
+    if transformer.settings.get("do_lower_case"):
         _lower_case(tokenizer)
     _choose_padding(tokenizer, directory)
     return tokenizer

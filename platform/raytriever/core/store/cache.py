@@ -49,7 +49,9 @@ def cache_folder() -> Path:
 @cache
 def _usable_cache(folder: str, private: str) -> str:
     """Return the first folder if this user may write to it and to the collections in it, else the second."""
-    collections = [entry.path for entry in _scanned(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    collections = []
+    with suppress(OSError):
+        collections = [one.path for one in os.scandir(folder) if one.is_dir() and not one.name.startswith(".")]
     forbidden = [path for path in (folder, *collections) if os.path.isdir(path) and not os.access(path, os.W_OK)]
     if not forbidden or folder == private:
         return folder
@@ -58,12 +60,6 @@ def _usable_cache(folder: str, private: str) -> str:
         "folders to a group: chgrp -R GROUP, chmod -R g+ws"
     )
     return private
-
-
-def _scanned(folder: str) -> list[os.DirEntry[str]]:
-    with suppress(OSError):
-        return list(os.scandir(folder))
-    return []
 
 
 def hold(path: Path, holder: object) -> None:

@@ -247,7 +247,7 @@ def _ir_part(name: str, what: str, parse: plan.RowParser, split: str | None = No
 def read_ir_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of JSON lines, see `pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read or
     download the data."""
-    return pieces_of(_json_lines(where), size, where, "choose another name")
+    return pieces_of(enumerate(_json_lines(where), 1), size, where, "choose another name")
 
 
 def _json_lines(where: str) -> Iterator[bytes]:

@@ -84,16 +84,8 @@ class TeacherTable:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def of_groups(
-        self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
-    ) -> Float32[ndarray, "batch group"]:
-        """Return the score of each document for the query of its row; NaN if there is none."""
-        return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
-
-    def of_pairs(
-        self, queries: Int64[ndarray, "*shape"], documents: Int64[ndarray, "*shape"]
-    ) -> Float32[ndarray, "*shape"]:
-        """Return the score of each pair; NaN if there is none."""
+    def of_pairs(self, queries: ndarray, documents: Int64[ndarray, "*shape"]) -> Float32[ndarray, "*shape"]:
+        """Return the score of each pair; NaN if there is none. Queries are broadcast to the shape of the documents."""
         if not len(self):
             return np.full(documents.shape, np.nan, dtype=np.float32)
         pairs = queries * self.documents + documents

@@ -117,11 +117,6 @@ class Transformer:
         """Settings with which sentence-transformers loads the tokenizer; raises `ModelError` for an unknown one."""
         return self._group(("tokenizer_args", "processor_kwargs"), _TOKENIZER)
 
-    @property
-    def lowers_case(self) -> bool:
-        """True if texts are lowercased before tokenization."""
-        return bool(self.settings.get("do_lower_case"))
-
     @cached_property
     def lengths(self) -> dict[Side, int]:
         """Maximum number of tokens of a text of each side; see the rules above. Raise `ModelError` if a file is missing

@@ -159,13 +159,8 @@ def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
 def without_effect(
     settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[Need]]
 ) -> dict[str, ConfigError]:
-    """Return an error for each explicit setting that has no effect with the others.
-
-    Args:
-        settings: value of every setting, by name.
-        names: names of the explicit settings; those with an empty value are not checked.
-        needs: needs of each setting, by name.
-    """
+    """Return an error for each explicit setting, of `names`, that has no effect with the others. Explicit settings with
+    an empty value are not checked."""
     errors = {}
     for name in names:
         unmet = [each for need in needs.get(name, ()) if (each := need.unmet(settings)) is not None]
@@ -181,10 +176,7 @@ def without_effect(
 def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
     """Raise `ConfigError` for a setting that differs from its default and has no effect with the others.
 
-    Args:
-        config: dataclass instance whose settings are compared with their defaults.
-        others: further instances whose settings these may need.
-        only: names of the settings to check; None for all.
+    `others` are further instances whose settings these may need; `only` names the settings to check, None for all.
     """
     settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
     changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]

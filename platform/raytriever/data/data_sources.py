@@ -247,11 +247,8 @@ SOURCES = "sources"  # collection of the cache
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a data set by their names.
-
-    Args:
-        columns: for each column name in the files, the user's name of that column.
-    """
+    """Files of a data set by their names. For each column name in the files, `columns` has the user's name of that
+    column."""
 
     rows: Mapping[str, Rows]
     titles: Mapping[str, str]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from raytriever.data.combine_datasets import Chained
-from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.dataset import Judgements, Queries, RetrievalDataset
 from raytriever.data.hashed_ids import forms_of, key_of
 
 
@@ -30,23 +30,11 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
     forms = None if queries.stored_forms is None else np.concatenate([queries.stored_forms, forms_of(texts)])
     before = dataset.unanswerable.get(split, np.zeros(0, np.int64))
     empty = np.zeros(0, np.int64)
-    return RetrievalDataset(
-        name=dataset.name,
-        documents=dataset.documents,
-        queries=replace(
-            queries,
-            ids=Chained([queries.ids, ids]),
-            texts=Chained([queries.texts, texts]),
-            stored_digest=state.hexdigest(),
-            stored_forms=forms,
-        ),
+    return replace(
+        dataset,
+        queries=Queries(Chained([queries.ids, ids]), Chained([queries.texts, texts]), state.hexdigest(), forms),
         judgements={split: Judgements(empty, empty, empty), **dataset.judgements},
-        quarantine=dataset.quarantine,
-        negatives=dataset.negatives,
-        answers=dataset.answers,
-        prompts=dataset.prompts,
-        location=dataset.location,
-        absent=dataset.absent,
+        tokens=None,
         unanswerable={**dataset.unanswerable, split: np.append(before, np.arange(first, first + len(texts)))},
         added_queries=dataset.added_queries + len(texts),
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -156,31 +155,16 @@ class BatchEncoder(nn.Module):
     packs: bool
     is_int8: bool
     is_local = True
+    padded_length: Callable[[int], int]
+    pad: Callable[..., TokenBatch]
+    pack: Callable[..., TokenBatch]
+    prompt_lengths: Callable[..., list[int] | None]
+    encode: Callable[..., torch.Tensor]
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """Embedding dimension."""
-
-    @abstractmethod
-    def padded_length(self, tokens: int) -> int:
-        """Return the length to which a text of this number of tokens is padded, apart from the batch."""
-
-    @abstractmethod
-    def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pad texts to the longest one."""
-
-    @abstractmethod
-    def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pack texts of one side without padding."""
-
-    @abstractmethod
-    def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
-        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled."""
-
-    @abstractmethod
-    def encode(self, tokens: TokenBatch, side: Side) -> torch.Tensor:
-        """Return the embeddings of one side, `[texts, width]`."""
+        return int(self.query.width)
 
     @property
     def device(self) -> torch.device:

@@ -98,11 +98,6 @@ class Retriever(BatchEncoder):
         if obstacles:
             log.debug("Texts are padded: %s.", obstacles[0])
 
-    @property
-    def width(self) -> int:
-        """Embedding dimension."""
-        return self.query.width
-
     def summary(self) -> str:
         """Describe in one line how the model encodes: pooling, head, similarity, lengths, prompts and precision."""
         first, *others = self.description.summary().split(", ")

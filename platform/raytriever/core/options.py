@@ -75,17 +75,11 @@ def option(
         flag: False for a setting that is rarely given: `train` has no flag of it, but its configuration file has it.
     """
     allowed = tuple(choices) if choices is not None else None
-    metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
-    metadata |= {
-        "pattern": pattern,
-        "maximum": maximum,
-        "reads": reads,
-        "form": form,
-        "needs": tuple(
-            Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
-        ),
-        "flag": flag,
-    }
+    needed = [
+        Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
+    ]
+    metadata: dict[str, Any] = {"help": help, "choices": allowed, "pattern": pattern, "minimum": minimum}
+    metadata |= {"above": above, "maximum": maximum, "reads": reads, "form": form, "needs": tuple(needed), "flag": flag}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -16,22 +16,10 @@ SIMILARITIES = ("cosine", "dot")
 TOWERS = ("shared", "separate")
 # Settings that affect embeddings; the other settings affect training only.
 READING = (
-    "model",
-    "revision",
-    "pooling",
-    "similarity",
-    "towers",
-    "query_prompt",
-    "passage_prompt",
-    "query_prompt_name",
-    "passage_prompt_name",
-    "dataset_prompts",
-    "query_length",
-    "passage_length",
-    "truncate_dim",
-    "append_eos",
+    "model", "revision", "pooling", "similarity", "towers", "query_prompt", "passage_prompt", "query_prompt_name",
+    "passage_prompt_name", "dataset_prompts", "query_length", "passage_length", "truncate_dim", "append_eos",
     "bidirectional",
-)
+)  # fmt: skip
 APPEND_EOS = ("auto", "yes", "no")
 
 

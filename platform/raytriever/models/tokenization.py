@@ -24,13 +24,8 @@ from raytriever.models.directory.model_files import log_once, model_errors, quie
 from raytriever.models.directory.transformer_settings import Transformer
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-)
+    "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model",
+)  # fmt: skip
 
 
 def load_tokenizer(transformer: Transformer) -> Any:

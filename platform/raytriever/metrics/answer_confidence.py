@@ -206,25 +206,36 @@ def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestio
 
 def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " features"], float]:
     """Fit a penalized logistic regression; return the weights of the unstandardized features, and the intercept."""
-    from scipy.optimize import minimize
-
     middle, spread = features.mean(axis=0), features.std(axis=0)
     spread[spread == 0] = 1.0
     inputs, targets = np.c_[(features - middle) / spread, np.ones(len(features))], np.asarray(right, np.float64)
-    penalty = np.append(np.full(features.shape[1], _PENALTY), 0.0)
     # Half an answer of each kind is added, because the intercept is infinite if all answers are right or all are wrong.
     share = (targets.sum() + 0.5) / (len(targets) + 1)
-
-    def loss(weights: ndarray) -> float:
-        odds = inputs @ weights
-        return float((np.logaddexp(0, odds) - targets * odds).sum() + penalty @ weights**2 / 2)
-
-    def gradient(weights: ndarray) -> ndarray:
-        return inputs.T @ (expit(inputs @ weights) - targets) + penalty * weights
-
     start = np.append(np.zeros(features.shape[1]), np.log(share / (1 - share)))
     if targets.min() == targets.max():
         return start[:-1], float(start[-1])
-    found = minimize(loss, start, jac=gradient, method="L-BFGS-B", options={"gtol": 1e-9, "ftol": 1e-15}).x
+    found = least_log_loss(inputs, targets, start, np.append(np.full(features.shape[1], _PENALTY), 0.0) / len(targets))
     weights = found[:-1] / spread
     return weights, float(found[-1] - weights @ middle)
+
+
+def least_log_loss(
+    inputs: Float64[ndarray, "cases features"], targets: ndarray, start: ndarray, penalty: ndarray | float = 0.0
+) -> Float64[ndarray, " features"]:
+    """Return the weights of a logistic model with the lowest mean log loss plus half the penalty of each weight's
+    square."""
+    from scipy.optimize import minimize
+
+    def loss(weights: ndarray) -> float:
+        odds = inputs @ weights
+        return float((np.logaddexp(0, odds) - targets * odds).mean() + (penalty * weights**2).sum() / 2)
+
+    def gradient(weights: ndarray) -> ndarray:
+        return inputs.T @ (expit(inputs @ weights) - targets) / len(targets) + penalty * weights
+
+    def curvature(weights: ndarray) -> ndarray:
+        shares = expit(inputs @ weights)
+        return (inputs.T * (shares * (1 - shares))) @ inputs / len(targets) + np.diag(np.zeros(len(weights)) + penalty)
+
+    weights: ndarray = minimize(loss, start, jac=gradient, hess=curvature, method="trust-exact", tol=1e-9).x
+    return weights

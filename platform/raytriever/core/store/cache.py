@@ -19,7 +19,6 @@ import weakref
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
 
 from raytriever.core.errors import StorageError
 from raytriever.core.reading.json_and_yaml import read_json
@@ -136,10 +135,6 @@ def _size(path: Path) -> int:
     return total
 
 
-class _Location(TypedDict):
-    path: str
-
-
 def record_location(path: Path) -> None:
     """Record in the cache that a command wrote this directory outside it."""
     where = os.path.realpath(path)
@@ -152,8 +147,8 @@ def recorded_locations() -> list[Path]:
     """Return the recorded directories. Those that are gone are forgotten."""
     paths = []
     for file in (cache_folder() / _LOCATIONS).glob("*.json"):
-        with suppress(OSError, StorageError):
-            path = Path(read_json(file, _Location, "remove it")["path"])
+        with suppress(OSError, StorageError, KeyError):
+            path = Path(read_json(file, dict[str, str], "remove it")["path"])
             if path.is_dir():
                 paths.append(path)
             else:

@@ -168,10 +168,8 @@ def without_effect(
 
 
 def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
-    """Raise `ConfigError` for a setting that differs from its default and has no effect with the others.
-
-    `others` are further instances whose settings these may need; `only` names the settings to check, None for all.
-    """
+    """Raise `ConfigError` for a setting that differs from its default and has no effect with the others. `others` are
+    further instances whose settings these may need; `only` names the settings to check, None for all."""
     settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
     changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
     changed = [name for name in changed if only is None or name in only]

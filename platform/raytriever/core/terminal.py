@@ -131,10 +131,8 @@ def presentable(text: str, stream: TextIO) -> str:
 
 
 def open_missing_streams() -> None:
-    """Open `/dev/null` for standard streams that were closed at the start.
-
-    Otherwise the next file that is opened gets the number of the missing stream, and lines of any library land in it.
-    """
+    """Open `/dev/null` for standard streams that were closed at the start. Otherwise the next file that is opened gets
+    the number of the missing stream, and lines of any library land in it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

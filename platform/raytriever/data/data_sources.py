@@ -77,9 +77,8 @@ class SourceFile:
 
 
 def open_raw(where: str) -> Any:
-    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`.
-
-    If a store stops answering during a read, the read waits, and raises `StorageError` after minutes."""
+    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`. If a store stops
+    answering during a read, the read waits, and raises `StorageError` after minutes."""
     from pyarrow import PythonFile
     from pyarrow.fs import LocalFileSystem
 
@@ -94,10 +93,8 @@ def open_raw(where: str) -> Any:
 
 
 def open_stream(where: str) -> BinaryIO:
-    """Return a stream of a file's bytes, decompressed if its name ends in `.gz`.
-
-    Reads of a compressed stream raise the errors of `gzip`; `reading` turns them into one line.
-    """
+    """Return a stream of a file's bytes, decompressed if its name ends in `.gz`. Reads of a compressed stream raise the
+    errors of `gzip`; `reading` turns them into one line."""
     packed = (where.split("?")[0] if is_uri(where) else where).lower().endswith(".gz")
     if is_uri(where):
         # `gzip` and line readers expect an object of `io` instead of pyarrow's file.

@@ -180,11 +180,8 @@ class AbsentDocuments:
 
 @dataclass(frozen=True)
 class Positives:
-    """Relevant documents of each query of a split.
-
-    The documents of `queries[i]` are `documents[offsets[i]:offsets[i + 1]]`: at least one, ascending. `sources` and
-    `ranks` are aligned with `documents`.
-    """
+    """Relevant documents of each query of a split. The documents of `queries[i]` are `documents[offsets[i]:offsets[i +
+    1]]`: at least one, ascending. `sources` and `ranks` are aligned with `documents`."""
 
     queries: Int64[ndarray, " queries"]
     offsets: Int64[ndarray, " queries+1"]

@@ -112,10 +112,8 @@ class NegativesTable:
 
     @classmethod
     def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:
-        """Concatenate the tables of several data sets into one table of the combined data set.
-
-        `document_starts` has the position of the first document of each data set.
-        """
+        """Concatenate the tables of several data sets into one table of the combined data set. `document_starts` has
+        the position of the first document of each data set."""
         counts = np.concatenate([np.diff(table.offsets) for table in tables])
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         documents = [table.documents + start for table, start in zip(tables, document_starts, strict=True)]

@@ -45,11 +45,8 @@ class Query(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Judged pair of a split.
-
-    The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank` counts the positives of a query
-    from 0, the most useful first; it is 0 for all if the order is unknown.
-    """
+    """Judged pair of a split. The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank`
+    counts the positives of a query from 0, the most useful first; it is 0 for all if the order is unknown."""
 
     split: str
     query: str
@@ -60,11 +57,8 @@ class Judgement(NamedTuple):
 
 
 class Negative(NamedTuple):
-    """Hard negative of a query.
-
-    `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` comes from the retriever or the teacher;
-    it is NaN if the data set has none.
-    """
+    """Hard negative of a query. `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` comes from
+    the retriever or the teacher; it is NaN if the data set has none."""
 
     query: str
     document: str

@@ -164,10 +164,8 @@ class Confidence:
 
 
 def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
-    """Fit a confidence: the temperature of its softmax, from the scores only, and for `combined` also the weights.
-
-    The weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w².
-    """
+    """Fit a confidence: the temperature of its softmax, from the scores only, and for `combined` also the weights. The
+    weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w²."""
     if name not in NAMES:
         raise MetricInputError(f"{name!r} is unknown", "confidence", f"give one of {', '.join(NAMES)}")
     depth = min(DEPTH, questions.scores.shape[1])

@@ -85,10 +85,8 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
 def best_f1_threshold(
     positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]
 ) -> tuple[float, float, float]:
-    """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it.
-
-    F1 is 2 precision recall / (precision + recall). Of several thresholds with the highest F1, choose the highest.
-    """
+    """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it. F1 is 2
+    precision recall / (precision + recall). Of several thresholds with the highest F1, choose the highest."""
     scores, true, accepted = _points(positives, negatives)
     f1 = 2 * true / (accepted + len(positives))  # only one division of integers, so that equal F1 are equal numbers
     best = len(f1) - 1 - int(f1[::-1].argmax())
@@ -114,11 +112,8 @@ class PairsAchieved:
 
 
 def achieve_pairs(pools: ScoredPools, score: float) -> PairsAchieved:
-    """Compute the precision and recall of pairs that a threshold achieves on a split.
-
-    Pairs of one query are not independent: the intervals are Wilson's for an effective number of pairs
-    (`intervals.wilson_by_query`).
-    """
+    """Compute the precision and recall of pairs that a threshold achieves on a split. Pairs of one query are not
+    independent: the intervals are Wilson's for an effective number of pairs (`intervals.wilson_by_query`)."""
     if not len(pools.positives):
         raise MetricInputError("there are no positives", "checking split", "check on a split that has judged documents")
     positives = scores_of(pools.positives, "scores of positives")

@@ -101,10 +101,8 @@ class Slice:
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices of these kinds, one kind after the other. Slices of the same name are together.
-
-    Each slice is read when the iterator reaches it.
-    """
+    """Yield all workers' slices of these kinds, one kind after the other. Slices of the same name are together. Each
+    slice is read when the iterator reaches it."""
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))

@@ -16,10 +16,8 @@ from raytriever.core.terminal import one_line, warn
 
 
 def default_device() -> torch.device:
-    """Return the GPU if this process can use one, otherwise the CPU.
-
-    If `CUDA_VISIBLE_DEVICES` names a GPU, or its driver does not work, one line says why no GPU is used.
-    """
+    """Return the GPU if this process can use one, otherwise the CPU. If `CUDA_VISIBLE_DEVICES` names a GPU, or its
+    driver does not work, one line says why no GPU is used."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():

@@ -61,10 +61,8 @@ def share_frozen(one: nn.Module, other: nn.Module) -> None:
 
 @torch.no_grad()
 def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
-    """Return the weights with the adapters merged, under their original names; None if there are no adapters.
-
-    The backbone does not change, so training can continue. The result needs memory for a copy of the adapted layers.
-    """
+    """Return the weights with the adapters merged, under their original names; None if there are no adapters. The
+    backbone does not change, so training can continue. The result needs memory for a copy of the adapted layers."""
     layers: dict[str, Any] = {
         name: module for name, module in backbone.named_modules() if isinstance(getattr(module, _BASE, None), nn.Module)
     }

@@ -193,10 +193,8 @@ def token_cost(lengths: ndarray) -> ndarray:
 
 
 def cut_points(lengths: Int64[ndarray, " texts"]) -> list[int]:
-    """Return the cheapest cut of texts of ascending lengths, as the first text of each bucket but the first.
-
-    If several cuts cost the same, one with the fewest buckets is returned.
-    """
+    """Return the cheapest cut of texts of ascending lengths, as the first text of each bucket but the first. If several
+    cuts cost the same, one with the fewest buckets is returned."""
     if not len(lengths):
         return []
     # Texts of equal length stay together, because splitting them costs a bucket and saves nothing.

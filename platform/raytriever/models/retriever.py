@@ -73,10 +73,8 @@ class Retriever(BatchEncoder):
         self.is_int8 = False
 
     def choose_packing(self, precision: str) -> None:
-        """Pack batches on CUDA in bf16 if the towers can encode packed texts; else pad them.
-
-        In fp32 and on a CPU there is no kernel for packed texts, so attention would be computed text by text.
-        """
+        """Pack batches on CUDA in bf16 if the towers can encode packed texts; else pad them. In fp32 and on a CPU there
+        is no kernel for packed texts, so attention would be computed text by text."""
         self.packs = False
         if self.device.type != "cuda":
             return
@@ -132,10 +130,8 @@ class Retriever(BatchEncoder):
             check_length(prompt, len(content), length - special, side)
 
     def passes(self, queries: Buckets, passages: Buckets) -> list[tuple[Buckets, Side]]:
-        """Return the encoding passes of a batch: one for both sides if they are packed for one tower, else two.
-
-        Queries come first, then passages.
-        """
+        """Return the encoding passes of a batch: one for both sides if they are packed for one tower, else two. Queries
+        come first, then passages."""
         if self.query is self.passage and is_packed(queries.buckets[0]) and is_packed(passages.buckets[0]):
             return [(join_sides(queries, passages), "passage")]
         return [(queries, "query"), (passages, "passage")]
@@ -175,10 +171,8 @@ class Retriever(BatchEncoder):
         return max(tokens, min(-(-tokens // _INT8_MULTIPLE) * _INT8_MULTIPLE, most))
 
     def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pad texts to the longest one. Return `input_ids` and `attention_mask`, `[texts, tokens]` int64.
-
-        With `prompt_lengths`, the result also has `left_out`; see `packing`.
-        """
+        """Pad texts to the longest one. Return `input_ids` and `attention_mask`, `[texts, tokens]` int64. With
+        `prompt_lengths`, the result also has `left_out`; see `packing`."""
         tokens = self.template.pad(token_ids, self.padded_length(max(map(len, token_ids), default=0)))
         if prompt_lengths is not None:
             tokens["left_out"] = torch.tensor(prompt_lengths, dtype=torch.int64)

@@ -204,10 +204,8 @@ class Template:
     def pad(
         self, inputs: Sequence[ndarray | Sequence[int]], least: int = 0
     ) -> dict[str, Int64[Tensor, "texts tokens"]]:
-        """Pad inputs to the length of the longest one, at least `least` tokens.
-
-        Return `input_ids`, and `attention_mask` with 1 for tokens.
-        """
+        """Pad inputs to the length of the longest one, at least `least` tokens. Return `input_ids`, and
+        `attention_mask` with 1 for tokens."""
         lengths = np.array([len(ids) for ids in inputs])
         columns = np.arange(lengths.max(initial=least))
         if self.pad_left:

@@ -145,10 +145,8 @@ def mlflow_errors(address: str, problem: str, remedy: str) -> Iterator[None]:
 
 
 def comparison_view(view: str, run_ids: Sequence[str]) -> str:
-    """Return the address of the comparison of runs of an experiment, from `MlflowServer.view`.
-
-    The page of all runs is returned for less than two runs, or more than `MOST_COMPARED`.
-    """
+    """Return the address of the comparison of runs of an experiment, from `MlflowServer.view`. The page of all runs is
+    returned for less than two runs, or more than `MOST_COMPARED`."""
     server, _, rest = view.partition("#/experiments/")
     experiment, _, end = rest.partition("/runs")
     if not rest or not 2 <= len(run_ids) <= MOST_COMPARED:
@@ -224,9 +222,7 @@ class MlflowServer:
 
     def view(self, experiment: str) -> str:
         """Return the address of an experiment's runs; for a database, precede it by the command that starts a server.
-
-        The root of the server would show another page.
-        """
+        The root of the server would show another page."""
         page = f"#/experiments/{experiment}/runs"
         if self._uri.startswith("http"):
             address = urlsplit(self._uri)
@@ -241,11 +237,8 @@ class MlflowServer:
         key: str | None = None,
         points: int = 0,
     ) -> MlflowTracker:
-        """Create or resume a run on this server; see `TrackerClient`.
-
-        A new run is created if `run_id` is None, or if the server does not know it or has deleted it. A point that is
-        sent twice is stored once.
-        """
+        """Create or resume a run on this server; see `TrackerClient`. A new run is created if `run_id` is None, or if
+        the server does not know it or has deleted it. A point that is sent twice is stored once."""
         return MlflowTracker(self, run_name, run_id, parent, key, points)
 
 

@@ -43,10 +43,8 @@ def one_line(error: Exception) -> str:
 
 
 class Outbox:
-    """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it.
-
-    Only files below `output` are sent, by default the directory of the points.
-    """
+    """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it. Only
+    files below `output` are sent, by default the directory of the points."""
 
     def __init__(
         self, steps: StepLog, client: TrackerClient, parent: Outbox | None = None, output: Path | None = None
@@ -270,10 +268,8 @@ class OutboxSender:
         return [reason for outbox in self._outboxes for reason in outbox.refusals]
 
     def close(self, patience: float) -> bool:
-        """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more.
-
-        A failing tracker has `patience` seconds from the call of `end`. One that accepts data gets the time it needs.
-        """
+        """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more. A
+        failing tracker has `patience` seconds from the call of `end`. One that accepts data gets the time it needs."""
         self.end()
         if self._wait(patience) and sum(outbox.retry_files() for outbox in self._outboxes):
             self.wake()

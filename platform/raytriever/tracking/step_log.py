@@ -40,10 +40,8 @@ class StepLog:
                 self.points += self._mark(name, entry["step"])
 
     def add(self, points: Iterable[Point]) -> int:
-        """Write the points whose name and step were not logged before. Return their number.
-
-        A restarted worker group and a resumed run repeat steps; the first value is kept.
-        """
+        """Write the points whose name and step were not logged before. Return their number. A restarted worker group
+        and a resumed run repeat steps; the first value is kept."""
         with self._lock:
             fresh = [point for point in points if self._mark(point.name, point.step)]
             if not fresh:

@@ -58,10 +58,8 @@ def read_json(
     needed: bool = False,
     format: int | None = None,
 ) -> T:
-    """Read a JSON file of at most `most` bytes; see `parse_json`.
-
-    With `needed`, a missing file is an error of the same kind instead of a `FileNotFoundError`.
-    """
+    """Read a JSON file of at most `most` bytes; see `parse_json`. With `needed`, a missing file is an error of the same
+    kind instead of a `FileNotFoundError`."""
     with checked(file, remedy, error):
         try:
             with open_regular(file) as stream:

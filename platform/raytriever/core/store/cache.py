@@ -36,10 +36,8 @@ _LOCATIONS = "locations"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: `RAYTRIEVER_CACHE` (of a URI, its local copy), or `~/.cache/raytriever`.
-
-    If this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
-    """
+    """Return the folder of the cache: `RAYTRIEVER_CACHE` (of a URI, its local copy), or `~/.cache/raytriever`. If this
+    user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so."""
     private = os.path.expanduser("~/.cache/raytriever")
     named = os.environ.get("RAYTRIEVER_CACHE")
     return Path(_usable_cache(os.path.expanduser(object_stores.copy_of(named)), private) if named else private)
@@ -108,10 +106,8 @@ def remove_entry(path: Path) -> bool:
 
 
 def keep_within_bound(entry: Path) -> None:
-    """Remove the least recently used entries next to a new one, until the collection is within its bound.
-
-    The entry is a directory of a collection, or one in a directory of it.
-    """
+    """Remove the least recently used entries next to a new one, until the collection is within its bound. The entry is
+    a directory of a collection, or one in a directory of it."""
     entry = entry.parent if entry.parent.parent.name in BOUNDS else entry
     collection = entry.parent.name if entry.parent.name in BOUNDS else entry.name.partition("-")[0]
     siblings = entry.parent.iterdir() if entry.parent.name in BOUNDS else entry.parent.glob(f"{collection}*")

@@ -60,9 +60,7 @@ class Lease:
 
 def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool]) -> bytes | None:
     """Ask once for the lease of a lock; return None if this process has it now, else the record of another process.
-
-    `has_ended` says whether the process of a record is known to have ended.
-    """
+    `has_ended` says whether the process of a record is known to have ended."""
     object_stores.write_object(file / token, record)
     other = _other(file, token, has_ended)
     if other is not None:

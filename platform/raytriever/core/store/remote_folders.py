@@ -70,10 +70,8 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
 
 
 def fetch(path: Path, names: Iterable[str]) -> None:
-    """Copy files of a committed directory that are missing on this machine; raises `StorageError`.
-
-    The time of the directory is that of its last use, for `remove_unused`.
-    """
+    """Copy files of a committed directory that are missing on this machine; raises `StorageError`. The time of the
+    directory is that of its last use, for `remove_unused`."""
     if object_stores.inside(path) is None:
         return
     with suppress(OSError):
@@ -162,10 +160,8 @@ def delete(path: Path | str) -> None:
 
 
 class Changes:
-    """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded.
-
-    The folder was just pulled, or is new.
-    """
+    """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded. The
+    folder was just pulled, or is new."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()

@@ -47,9 +47,7 @@ class Parts:
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
         """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
-
-        Return None if the part is missing or damaged, or has another key.
-        """
+        Return None if the part is missing or damaged, or has another key."""
         if self.folder is None:
             return None
         path = self.folder / name
@@ -104,10 +102,8 @@ def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
 
 
 def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], object] = check_names) -> Path:
-    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time.
-
-    `check` raises `StorageError` for a damaged entry; by default names and sizes of the files are compared.
-    """
+    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time. `check`
+    raises `StorageError` for a damaged entry; by default names and sizes of the files are compared."""
 
     def damage() -> str | None:
         try:

@@ -60,10 +60,8 @@ _MOST_HINTS, _MOST_PATHS = 20, 5_000
 
 @dataclass(frozen=True)
 class Question:
-    """Question of a row; file, answer, anchor and split are empty if the row has none.
-
-    `where` is the file of the row. `is_answerable` is False if the folder has no answer.
-    """
+    """Question of a row; file, answer, anchor and split are empty if the row has none. `where` is the file of the row.
+    `is_answerable` is False if the folder has no answer."""
 
     where: str
     line: int

@@ -24,10 +24,8 @@ _SHARE = 0.1  # share of test, and of dev, of the documents that answer no quest
 def split_import(
     paths: Iterable[str], questions: Questions | None, seed: int, shares: Shares, earlier: EarlierImport | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the split of each document by its path, and of each question without an answer by its id.
-
-    Documents and questions of an earlier import keep their splits. A question that is then in two splits is a bad row.
-    """
+    """Return the split of each document by its path, and of each question without an answer by its id. Documents and
+    questions of an earlier import keep their splits. A question that is then in two splits is a bad row."""
     known = earlier.splits_of(questions) if earlier else {}
     if questions is None:
         return assign_splits(paths, seed, (), shares, known) | known, {}

@@ -26,10 +26,8 @@ _OF_GENERATORS = {
 
 @dataclass
 class DocumentFolder:
-    """Files of a folder, sorted by path, and names that are left out, each with the reason.
-
-    `where` is the absolute path or URI of the folder.
-    """
+    """Files of a folder, sorted by path, and names that are left out, each with the reason. `where` is the absolute
+    path or URI of the folder."""
 
     where: str
     files: list[SourceFile] = field(default_factory=list)

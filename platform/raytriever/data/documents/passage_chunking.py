@@ -122,10 +122,8 @@ class Chunker:
 
 
 def passage_id(path: str, anchor: str, number: int = 1) -> str:
-    """Return the id of a passage of a section; white space, `%`, `#` and `:` in path and anchor are escaped.
-
-    Ids have no white space, because TREC files separate columns by it. Two passages never have the same id.
-    """
+    """Return the id of a passage of a section; white space, `%`, `#` and `:` in path and anchor are escaped. Ids have
+    no white space, because TREC files separate columns by it. Two passages never have the same id."""
 
     def escaped(text: str) -> str:
         return _UNSAFE.sub(lambda match: quote(match[0], safe=""), text)

@@ -50,9 +50,7 @@ class FileChunk:
 @dataclass
 class Parsed:
     """Parsed chunk: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
-
-    `marks` has, for each good row, its number and the lengths of the columns of the records after this row.
-    """
+    `marks` has, for each good row, its number and the lengths of the columns of the records after this row."""
 
     records: Records
     bad: list[dict[str, Any]]

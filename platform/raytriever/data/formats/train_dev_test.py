@@ -54,10 +54,8 @@ class Shares:
         return test, min(default, (1 - test) / 2) if dev is None else dev
 
     def sizes(self, count: int, total: int | None = None) -> tuple[int, int]:
-        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its share is 0.
-
-        `total` is the number of all questions, which decides the default shares; `count` if None.
-        """
+        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its share is 0. `total`
+        is the number of all questions, which decides the default shares; `count` if None."""
         test, dev = (share and max(1, int(share * count + _ROUNDING)) for share in self.of(total or count))
         test = min(int(test), count)
         return test, min(int(dev), count - test) if self.has_train or not dev else count - test
@@ -196,10 +194,8 @@ def divided_row(parse: RowParser, division: Division, row: Any, records: Records
 
 
 def few_questions(counts: Mapping[str, int], shares: Shares) -> str:
-    """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough.
-
-    `counts` are the questions by split. A split whose share is 0 is not checked.
-    """
+    """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough. `counts`
+    are the questions by split. A split whose share is 0 is not checked."""
     wanted = {split: share for split, share in zip((TEST, DEV), shares.of(sum(counts.values())), strict=True) if share}
     few = [split for split in wanted if counts.get(split, 0) < ENOUGH]
     if not few:

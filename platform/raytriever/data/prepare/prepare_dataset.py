@@ -88,10 +88,8 @@ class Request:
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
-        """Return the SHA-256 over the bytes of the files, their paths, and all settings that determine the shards.
-
-        The paths count because bad rows are listed by path.
-        """
+        """Return the SHA-256 over the bytes of the files, their paths, and all settings that determine the shards. The
+        paths count because bad rows are listed by path."""
         tokens = self.tokenization.digest if self.tokenization else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]

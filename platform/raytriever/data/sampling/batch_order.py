@@ -58,10 +58,8 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the training examples of an epoch, in global batches over all workers.
-
-    `stream` is the stream to read, see `dataset_mixture.arrange`; `Shuffled` by default.
-    """
+    """Order of the training examples of an epoch, in global batches over all workers. `stream` is the stream to read,
+    see `dataset_mixture.arrange`; `Shuffled` by default."""
 
     examples: int
     batch_size: int

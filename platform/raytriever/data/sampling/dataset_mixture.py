@@ -22,10 +22,8 @@ _FLAG = setting("dataset_weights")
 
 
 class Mixture:
-    """Stream that mixes the streams of several data sets; examples are numbered through all data sets.
-
-    `run` is the number of slots of a turn: 1, or the batch size if each batch is from one data set.
-    """
+    """Stream that mixes the streams of several data sets; examples are numbered through all data sets. `run` is the
+    number of slots of a turn: 1, or the batch size if each batch is from one data set."""
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[float], seed: int, run: int = 1) -> None:
         self._streams, self._seed, self._run = tuple(streams), seed, run

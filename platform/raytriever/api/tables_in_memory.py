@@ -292,9 +292,8 @@ def _judgement_file(split: Any) -> str:
 
 def _split_name(value: Any, where: str) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise DataError(
-            f"{str(value)[:40]!r} is not a valid split name", where, "use names such as train, dev and test"
-        )
+        what = f"{str(value)[:40]!r} is not a valid split name"
+        raise DataError(what, where, "use names such as train, dev and test")
     return value
 
 

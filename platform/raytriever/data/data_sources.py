@@ -49,9 +49,8 @@ def pinned(uri: str) -> str:
         commit = api.dataset_info(match["name"], revision=match["revision"], timeout=30).sha
     except HfHubHTTPError as error:
         message = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"the hub refused it ({message})", where, "check the name, the revision and HF_TOKEN"
-        ) from error
+        what = f"the hub refused it ({message})"
+        raise DataError(what, where, "check the name, the revision and HF_TOKEN") from error
     except Exception as error:  # the client uses one of several HTTP libraries, each with its own errors
         what = f"the hub cannot be reached ({_one_line(error)})"
         raise DataError(what, where, "check the network, or give the path of a local copy") from error

@@ -121,9 +121,8 @@ def checked_pairs(
     """Return scores of pairs in float64, and relevance as booleans."""
     scores, relevant = scores_of(scores, where).astype(np.float64), np.asarray(relevant)
     if relevant.shape != scores.shape or not len(scores):
-        raise MetricInputError(
-            f"{len(scores):,} scores and relevance of shape {relevant.shape}", where, "give both for at least one pair"
-        )
+        what = f"{len(scores):,} scores and relevance of shape {relevant.shape}"
+        raise MetricInputError(what, where, "give both for at least one pair")
     if not np.isfinite(scores).all():
         raise MetricInputError("a score is infinite", where, "leave such pairs out")
     return scores, relevant.astype(bool)

@@ -107,9 +107,8 @@ def checked_values(
     where = "selective retrieval"
     scores, values = scores_of(scores, where).astype(np.float64), scores_of(values, where).astype(np.float64)
     if not len(scores) or scores.shape != values.shape:
-        raise MetricInputError(
-            f"{len(scores):,} scores and {len(values):,} values", where, "give one of each for at least one query"
-        )
+        what = f"{len(scores):,} scores and {len(values):,} values"
+        raise MetricInputError(what, where, "give one of each for at least one query")
     return scores, values
 
 

@@ -150,8 +150,7 @@ def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int
     for name, text in (tensors.metadata() or {}).items():
         fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)
         if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
-            raise StorageError(
-                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", OTHER_OUTPUT
-            )
+            what = "is damaged or changed: a start and a shape are expected"
+            raise StorageError(what, f"{file}: {name}", OTHER_OUTPUT)
         positions[name] = fields[0], tuple(fields[1])
     return positions

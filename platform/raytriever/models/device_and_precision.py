@@ -41,9 +41,8 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
     """Return the precision, `fp32`, `bf16` or `int8`; for None, the faster of the first two on this device. Raise
     `ConfigError` if `bf16` is requested on a GPU that lacks it, or `int8` on a GPU."""
     if device.type == "cuda" and precision == "int8":
-        raise ConfigError(
-            "int8 encodes on a CPU only", setting("precision"), "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES="
-        )
+        what = "int8 encodes on a CPU only"
+        raise ConfigError(what, setting("precision"), "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES=")
     if device.type == "cuda" and precision != "fp32":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:

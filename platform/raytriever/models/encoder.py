@@ -143,9 +143,8 @@ def _model_class(config: Any, directory: Path) -> Any:
     if config.model_type in ENCODERS_WITH_DECODER:
         return AutoModelForTextEncoding
     if config.is_encoder_decoder:
-        raise ModelError(
-            f"is an encoder with a decoder ({config.model_type})", str(directory), "give a text encoder, such as a BERT"
-        )
+        what = f"is an encoder with a decoder ({config.model_type})"
+        raise ModelError(what, str(directory), "give a text encoder, such as a BERT")
     return AutoModel
 
 
@@ -161,9 +160,8 @@ def _check_text_encoder(model: Any, directory: Path) -> None:
     config = model.config
     reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
     if not reads_tokens:
-        raise ModelError(
-            f"is not a text encoder ({config.model_type})", str(directory), "give a text encoder, such as a BERT"
-        )
+        what = f"is not a text encoder ({config.model_type})"
+        raise ModelError(what, str(directory), "give a text encoder, such as a BERT")
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:

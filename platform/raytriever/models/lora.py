@@ -111,9 +111,8 @@ def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
     for name in names:
         if not any(_ends(layer, name) for layer in linear):
             endings = {layer.rsplit(".", 1)[-1] for layer in linear}
-            raise ConfigError(
-                f"the encoder has no linear layer {name!r}", setting("lora_targets"), did_you_mean(name, endings)
-            )
+            what = f"the encoder has no linear layer {name!r}"
+            raise ConfigError(what, setting("lora_targets"), did_you_mean(name, endings))
     return [layer for layer in linear if any(_ends(layer, name) for name in names)]
 
 

@@ -174,9 +174,8 @@ def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"its adapters do not fit {transformer.folder} ({reason})", str(directory), remedy) from error
     if unexpected:
-        raise ModelError(
-            f"its adapters do not fit {transformer.folder}, which has no {unexpected[0]}", str(directory), remedy
-        )
+        what = f"its adapters do not fit {transformer.folder}, which has no {unexpected[0]}"
+        raise ModelError(what, str(directory), remedy)
     backbone.save_pretrained(target, state_dict=merged_weights(backbone))
 
 

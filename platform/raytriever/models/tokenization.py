@@ -37,9 +37,8 @@ def load_tokenizer(transformer: Transformer) -> Any:
     directory = transformer.folder
     # Without any of these files, transformers silently creates a tokenizer with an empty vocabulary.
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(
-            "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json"
-        )
+        what = "has no tokenizer"
+        raise ModelError(what, str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json")
     config = transformer.config
     with model_errors(directory, "has a tokenizer that cannot be loaded"), quiet_transformers(warnings=False):
         from transformers import AutoTokenizer
@@ -130,9 +129,8 @@ def content_tokenizer_json(tokenizer: Any) -> str:
 
     require_fast(tokenizer)
     if tokenizer.split_special_tokens:
-        raise ModelError(
-            "split_special_tokens is not supported", str(tokenizer.name_or_path), "remove it from tokenizer_config.json"
-        )
+        what = "split_special_tokens is not supported"
+        raise ModelError(what, str(tokenizer.name_or_path), "remove it from tokenizer_config.json")
     # A copy, because a tokenizer remembers the truncation and padding of its file or of its last call.
     content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     content.no_truncation()

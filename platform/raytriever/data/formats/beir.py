@@ -81,9 +81,8 @@ def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFi
     files = plan.files_of(source, pattern)
     if not files:
         remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
-        raise DataError(
-            f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {plan.shown(source)}", source.where, remedy
-        )
+        what = f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {plan.shown(source)}"
+        raise DataError(what, source.where, remedy)
     return files
 
 

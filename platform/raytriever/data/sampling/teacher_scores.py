@@ -161,9 +161,8 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
         for name, digest in identity(dataset).items():
             if meta.get(name) != digest:
                 of = f"of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
-                raise DataError(
-                    f"holds scores of other {name}: {of}", str(path), "score this data set with `raytriever score`"
-                )
+                what = f"holds scores of other {name}: {of}"
+                raise DataError(what, str(path), "score this data set with `raytriever score`")
 
     table = read_pairs(Path(path), SCORES, _KINDS, SCORES.remedy, check=check)
     query, document = (

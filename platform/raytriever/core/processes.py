@@ -48,7 +48,27 @@ def map_in_processes(
     rest = iter(items)
 
     def run(workers: int, items: Iterator[Item]) -> Generator[Result, None, list[Item]]:
-        return _run_pool(workers, function, items, preload, (begin, *arguments))
+        """Yield results until all items are done; return the items that are lost because a process died."""
+        waiting: dict[Any, Item] = {}
+        with _pool(workers, preload, begin, *arguments) as pool:
+            try:
+                while True:
+                    for item in items:
+                        with _clean_start():
+                            waiting[pool.submit(function, item)] = item
+                        if len(waiting) == 2 * workers:
+                            break
+                    if not waiting:
+                        return []
+                    for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                        result = done.result()
+                        del waiting[done]
+                        yield result
+            except BrokenProcessPool:
+                return list(waiting.values())
+            except BaseException:
+                pool.shutdown(kill_workers=True)
+                raise
 
     while lost := (yield from run(usable_cores(), rest)):
         for item in lost:
@@ -73,36 +93,6 @@ def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *
     except OSError as error:  # too many open files: close those of the pool, so that the caller can clean up
         traceback.clear_frames(error.__traceback__)
         raise
-
-
-def _run_pool(
-    workers: int,
-    function: Callable[[Item], Result],
-    items: Iterator[Item],
-    preload: list[str],
-    begin: tuple[Any, ...],
-) -> Generator[Result, None, list[Item]]:
-    """Yield results until all items are done; return the items that are lost because a process died."""
-    waiting: dict[Any, Item] = {}
-    with _pool(workers, preload, *begin) as pool:
-        try:
-            while True:
-                for item in items:
-                    with _clean_start():
-                        waiting[pool.submit(function, item)] = item
-                    if len(waiting) == 2 * workers:
-                        break
-                if not waiting:
-                    return []
-                for done in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    result = done.result()
-                    del waiting[done]
-                    yield result
-        except BrokenProcessPool:
-            return list(waiting.values())
-        except BaseException:
-            pool.shutdown(kill_workers=True)
-            raise
 
 
 class ChildProcess:

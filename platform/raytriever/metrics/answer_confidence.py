@@ -42,11 +42,6 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
         scores: ranked scores, the highest first, at least two columns. Missing scores are NaN at the end: BM25 does not
             rank documents without a term of the query, which score 0.
         temperature: unit of the scores in the softmax, above 0.
-
-    Examples:
-        >>> found = confidences(np.array([[0.9, 0.5, 0.4], [0.6, 0.6, 0.6]]), 0.1)
-        >>> found["score"].round(2), found["entropy"].round(2)
-        (array([0.9, 0.6]), array([-0.13, -1.1 ]))
     """
     filled = np.nan_to_num(scores.astype(np.float64), nan=0.0)
     logarithms = filled / temperature

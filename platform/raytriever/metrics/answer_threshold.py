@@ -302,11 +302,6 @@ def wrong_answers_threshold(
     Returns:
         The threshold; None if there are too few questions, or if every confidence is too low. Then only showing nothing
         keeps the guarantee.
-
-    Examples:
-        >>> confidence = np.arange(40) / 40
-        >>> round(wrong_answers_threshold(confidence, confidence >= 0.25, 0.05), 3)
-        0.2
     """
     confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
     is_found = np.isfinite(confidence)
@@ -330,10 +325,6 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
 
     Returns:
         The threshold, a confidence that occurs; None if the questions are too few, or too many have no document.
-
-    Examples:
-        >>> missed_threshold(np.arange(40) / 40, 0.1)
-        0.075
     """
     confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
     allowed = _allowed(alpha, len(confidence))

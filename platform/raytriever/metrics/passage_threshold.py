@@ -82,11 +82,6 @@ def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
     Returns:
         The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
         too many relevant passages are outside the rankings; `value` is then the largest share that could be kept.
-
-    Examples:
-        >>> scores = np.arange(40)[:, None] / 40
-        >>> choose_kept_threshold(RankedPassages(scores, scores >= 0, np.ones(40, int)), 0.9).score
-        0.075
     """
     fewest_questions(1 - wanted)  # checks the range
     if not len(passages):

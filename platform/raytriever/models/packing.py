@@ -42,10 +42,6 @@ def pack(
         token_ids: inputs of the encoder, at least one text.
         first_position: position of the first token of every text.
         prompt_lengths: number of first tokens of each text that are not pooled; None if all are pooled.
-
-    Example:
-        >>> pack([np.array([7, 8, 9]), np.array([5])])["position_ids"]
-        tensor([[0, 1, 2, 0]])
     """
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
     starts = np.append(0, lengths.cumsum())

@@ -28,11 +28,6 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
         mask: 1 for tokens, 0 for padding.
         pooling: a mode of `MODES`, or several joined by `+`, whose vectors are concatenated.
         left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
-
-    Example:
-        >>> states, mask = torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]])
-        >>> pool(states, mask, "mean+max")
-        tensor([[2., 3.]])
     """
     places = mask.cumsum(1)  # 1 for the first token of a text, also after padding
     if isinstance(left_out, Tensor):

@@ -2,10 +2,6 @@
 
 An array or a column that is mapped stays on the disk: checking its type and shape reads its header alone.
 `read_columns` and `positions_of` read Parquet files whose rows name queries and documents by id.
-
-Examples:
-    >>> read_array(Path("documents.live.npy"), ["int64"], (None,), "prepare the data set again")
-    array([0, 1, 3])
 """
 
 from __future__ import annotations

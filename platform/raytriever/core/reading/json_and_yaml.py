@@ -1,12 +1,4 @@
-"""Checked readers of JSON and YAML: the types that the caller expects, and YAML of at most 100 lists and mappings deep.
-
-Examples:
-    >>> parse_json(b'{"step": 3}', "run.json", dict[str, int], "give --fresh")
-    {'step': 3}
-    >>> parse_json(b'{"n": "3"}', "a.json", dict[str, int], "--fresh")
-    Traceback (most recent call last):
-    raytriever.core.errors.StorageError: a.json: is damaged or changed: 'n' is a text, expected a whole number; --fresh
-"""
+"""Checked readers of JSON and YAML: the types that the caller expects, and YAML that is at most 100 levels deep."""
 
 from __future__ import annotations
 

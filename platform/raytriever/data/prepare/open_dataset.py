@@ -152,19 +152,13 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
     of_dev = _held_out(queries, dataset)
     is_dev = np.isin(train.queries, of_dev)
     judgements = {**dataset.judgements, TRAIN: train.where(~is_dev), DEV: train.where(is_dev)}
-    absent = dict(dataset.absent)
-    if TRAIN in absent:
-        lost = absent.pop(TRAIN)
+    absent, unanswerable = dict(dataset.absent), dict(dataset.unanswerable)
+    if (lost := absent.pop(TRAIN, None)) is not None:
         is_dev = np.isin(lost.queries, of_dev)
-        divided = {TRAIN: lost.where(~is_dev), DEV: lost.where(is_dev)}
-        absent |= {split: rows for split, rows in divided.items() if len(rows)}
-    unanswerable = dict(dataset.unanswerable)
-    if TRAIN in unanswerable:
-        queries = unanswerable.pop(TRAIN)
-        is_dev = np.isin(queries, _held_out(queries, dataset))
-        unanswerable |= {
-            split: rows for split, rows in ((TRAIN, queries[~is_dev]), (DEV, queries[is_dev])) if len(rows)
-        }
+        absent |= {split: lost.where(of) for split, of in ((TRAIN, ~is_dev), (DEV, is_dev)) if of.any()}
+    if (without := unanswerable.pop(TRAIN, None)) is not None:
+        is_dev = np.isin(without, _held_out(without, dataset))
+        unanswerable |= {split: without[of] for split, of in ((TRAIN, ~is_dev), (DEV, is_dev)) if of.any()}
     return replace(dataset, judgements=judgements, absent=absent, unanswerable=unanswerable)
 
 

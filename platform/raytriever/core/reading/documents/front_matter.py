@@ -1,12 +1,10 @@
 """Front matter: the settings of a page before its text, as site generators read them.
 
-YAML between `---`, TOML between `+++`, a JSON object, and lines `Title: ...` of MultiMarkdown and Pelican. Only the
-title is used.
+YAML between `---`, TOML between `+++`, and lines `Title: ...` of MultiMarkdown and Pelican. Only the title is used.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from typing import Any
@@ -36,7 +34,7 @@ def split_front_matter(text: str) -> tuple[str, str]:
         keys = {line.partition(":")[0].strip().lower() for line in match[1].splitlines() if not line[0].isspace()}
         if "title" in keys or keys <= _OF_PAGES:
             return _title_line(match[1]), text[match.end() :]
-    return _split_json(text)
+    return "", text
 
 
 def _yaml_title(block: str) -> str:
@@ -63,19 +61,6 @@ def _toml_title(block: str) -> str:
 def _title_line(block: str) -> str:
     match = _TITLE_LINE.search(block)
     return " ".join(match[1].split()).strip("\"'") if match else ""
-
-
-def _split_json(text: str) -> tuple[str, str]:
-    if not re.match(r"\{[ \t]*\n", text):
-        return "", text
-    try:
-        settings, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return "", text
-    rest = text[end:]
-    if not isinstance(settings, dict) or not re.match(r"[ \t]*\n\s*\S", rest):
-        return "", text
-    return _text(settings.get("title")), rest
 
 
 def _text(value: Any) -> str:

@@ -243,18 +243,17 @@ SOURCES = "sources"  # collection of the cache
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a data set by their names. For each column name in the files, `columns` has the user's name of that
-    column."""
+    """Files of a data set by their names, each with the user's title of its table and the rows. For each column name in
+    the files, `columns` has the user's name of that column."""
 
-    rows: Mapping[str, Rows]
-    titles: Mapping[str, str]
+    tables: Mapping[str, tuple[str, Rows]]
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, name: str) -> Path:
         """Write the files to the cache atomically, unless they exist. Return their folder, `sources/DIGEST/NAME`, where
         the digest is that of the content."""
         digest = hashlib.sha256()
-        for file in self.rows:
+        for file in self.tables:
             digest.update(json.dumps(file).encode())
             for line in self._lines(file):
                 digest.update(line)
@@ -262,7 +261,7 @@ class Files:
 
         def write() -> None:
             with committed_directory(folder, {"kind": "source", "name": name}, replace=folder.exists()) as aside:
-                for file in self.rows:
+                for file in self.tables:
                     (aside / file).parent.mkdir(exist_ok=True)
                     with (aside / file).open("wb") as stream:
                         stream.writelines(self._lines(file))
@@ -277,8 +276,8 @@ class Files:
         def renamed(text: str | None) -> str | None:
             if text is None:
                 return None
-            for file, title in sorted(self.titles.items(), key=lambda item: -len(item[0])):
-                text = text.replace(f"{folder}/{file}", title)
+            for file in sorted(self.tables, key=len, reverse=True):
+                text = text.replace(f"{folder}/{file}", self.tables[file][0])
             for own, column in self.columns.items():
                 text = text.replace(f'"{own}"', f'"{column}"')
             return text.replace(str(folder), "the data")
@@ -286,8 +285,8 @@ class Files:
         error.args = tuple(map(renamed, error.args))
 
     def _lines(self, file: str) -> Iterator[bytes]:
-        title = self.titles.get(file, file)
-        for number, row in enumerate(self.rows[file](), 1):
+        title, rows = self.tables[file]
+        for number, row in enumerate(rows(), 1):
             try:
                 yield json.dumps({key: json_value(value) for key, value in row.items()}).encode() + b"\n"
             except (TypeError, ValueError) as error:

@@ -37,29 +37,10 @@ shorten_temporary_folder()
 ensure_home()
 __version__ = "0.3.0"
 __all__ = [
-    "ConfigError",
-    "DataError",
-    "Dataset",
-    "HardNegatives",
-    "Hit",
-    "Hits",
-    "Index",
-    "Model",
-    "ModelError",
-    "Report",
-    "Run",
-    "StorageError",
-    "UserError",
-    "build_index",
-    "compare",
-    "evaluate",
-    "load_dataset",
-    "load_model",
-    "losses",
-    "metrics",
-    "mine_hard_negatives",
-    "train",
-]
+    "ConfigError", "DataError", "Dataset", "HardNegatives", "Hit", "Hits", "Index", "Model", "ModelError", "Report",
+    "Run", "StorageError", "UserError", "build_index", "compare", "evaluate", "load_dataset", "load_model", "losses",
+    "metrics", "mine_hard_negatives", "train",
+]  # fmt: skip
 __getattr__, __dir__ = lazy_names(
     __name__,
     {

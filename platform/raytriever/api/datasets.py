@@ -7,18 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from raytriever.api import tables_in_memory as tables
 from raytriever.api.calls import checked, public, working
-from raytriever.api.tables_in_memory import (
-    NAME,
-    csv_table,
-    frame_table,
-    hub_tables,
-    judged_tables,
-    pair_files,
-    refuse_shares,
-    shares_within,
-    text_files,
-)
 from raytriever.core.errors import ConfigError, DataError
 from raytriever.core.terminal import warn
 from raytriever.data.data_sources import Files
@@ -98,7 +88,9 @@ class Dataset:
             >>> rt.Dataset.from_dict(documents, queries, {"test": {"q1": {"d1": 1}}}, name="rivers")
             Dataset('rivers': 2 documents, 1 queries, splits test)
         """
-        return _from_files(cls, text_files(documents, queries, judgements, unanswerable or {}), name, max_bad_rows)
+        return _from_files(
+            cls, tables.text_files(documents, queries, judgements, unanswerable or {}), name, max_bad_rows
+        )
 
     @classmethod
     @public
@@ -154,13 +146,13 @@ class Dataset:
         """
         if (queries is None) != (judgements is None):
             raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
-        shares = shares_within(test_share, dev_share)
+        shares = tables.shares_within(test_share, dev_share)
         if queries is None:
-            files = pair_files(frame_table("pairs", frame), query, passage, split, shares)
+            files = tables.pair_files(tables.frame_table("pairs", frame), query, passage, split, shares)
         else:
-            refuse_shares(shares, "the table of judgements")
-            asked, judged = frame_table("queries", queries), frame_table("judgements", judgements)
-            files = judged_tables(frame_table("documents", frame), asked, judged, split)
+            tables.refuse_shares(shares, "the table of judgements")
+            asked, judged = tables.frame_table("queries", queries), tables.frame_table("judgements", judgements)
+            files = tables.judged_tables(tables.frame_table("documents", frame), asked, judged, split)
         return _from_files(cls, files, name, max_bad_rows)
 
     @classmethod
@@ -190,7 +182,7 @@ class Dataset:
             >>> rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows}), name="faq").splits
             ['train']
         """
-        return _from_files(cls, hub_tables(splits), name, max_bad_rows)
+        return _from_files(cls, tables.hub_tables(splits), name, max_bad_rows)
 
     @classmethod
     @public
@@ -310,12 +302,9 @@ def load_dataset(
     """
     if query is None and passage is None and split is None:
         return _load(Dataset, os.fspath(path), name, max_bad_rows)
-    files = pair_files(csv_table(path), query or "query", passage or "passage", split, Shares())
-    return _from_files(Dataset, files, name or _file_name(path), max_bad_rows)
-
-
-def _file_name(path: str | os.PathLike[str]) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-") or "table"
+    files = tables.pair_files(tables.csv_table(path), query or "query", passage or "passage", split, Shares())
+    of_file = re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-")
+    return _from_files(Dataset, files, name or of_file or "table", max_bad_rows)
 
 
 def source_of(data: Dataset | str | os.PathLike[str]) -> str:
@@ -348,7 +337,7 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
 
 
 def _from_files(kind: type[Dataset], files: Files, name: str, max_bad_rows: float) -> Dataset:
-    if not NAME.fullmatch(name):
+    if not tables.NAME.fullmatch(name):
         raise DataError(f"{name!r} is not a valid data set name", "name", "use letters, digits, '.', '_' and '-'")
     folder = files.write(name)
     try:

@@ -257,9 +257,8 @@ def settings_of(model: ModelLike) -> ModelConfig:
         return model.model.config
     if isinstance(model, str | os.PathLike):
         return checked(EncoderConfig(model=os.fspath(model)))
-    raise ConfigError(
-        f"is {type(model).__name__}", "model", "give a name, a path, the result of load_model, or the result of train"
-    )
+    what = f"is {type(model).__name__}"
+    raise ConfigError(what, "model", "give a name, a path, the result of load_model, or the result of train")
 
 
 def loaded(model: ModelLike) -> Model:
@@ -319,9 +318,8 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
     # Iterating over a frame yields its column names, and over a table of `datasets` its rows: never the texts.
     is_table = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if is_table or isinstance(texts, Mapping | Set) or not isinstance(texts, Iterable):
-        raise ConfigError(
-            f"is {type(texts).__name__}, not a list of texts", argument, "give a list, or one column of a table"
-        )
+        what = f"is {type(texts).__name__}, not a list of texts"
+        raise ConfigError(what, argument, "give a list, or one column of a table")
     checked = list(texts)
     for index, text in enumerate(checked):
         if not isinstance(text, str):

@@ -83,19 +83,17 @@ def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any)
             for document, grade in grades.items()
         )
 
-    rows: dict[str, Rows] = {
-        "corpus.jsonl": document_rows,
-        "queries.jsonl": lambda: ({"_id": name, "text": text} for name, text in queries.items()),
+    tables: dict[str, tuple[str, Rows]] = {
+        "corpus.jsonl": ("documents", document_rows),
+        "queries.jsonl": ("queries", lambda: ({"_id": name, "text": text} for name, text in queries.items())),
     }
-    titles = {"corpus.jsonl": "documents", "queries.jsonl": "queries"}
     for split in judgements:
         if judgements[split] or split not in unanswerable:
-            file = _judgement_file(split)
-            rows[file], titles[file] = judgement_rows(split), f"judgements of {split}"
+            tables[_judgement_file(split)] = f"judgements of {split}", judgement_rows(split)
     for split, names in unanswerable.items():
         file = f"{UNANSWERABLE}/{_split_name(split, 'unanswerable')}.jsonl"
-        rows[file], titles[file] = _unanswerable_rows(list(names)), f"unanswerable of {split}"
-    return Files(rows, titles, {"_id": "id"})
+        tables[file] = f"unanswerable of {split}", _unanswerable_rows(list(names))
+    return Files(tables, {"_id": "id"})
 
 
 def _unanswerable_rows(names: Sequence[Any]) -> Rows:
@@ -147,9 +145,8 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
 
         return rows
 
-    rows = {f"{name}.jsonl": rows_of(name) for name in splits}
-    titles = {f"{name}.jsonl": f"{table.title} of split {name}" for name in splits}
-    return Files(rows, titles, {"anchor": query, "positive": passage})
+    tables = {f"{name}.jsonl": (f"{table.title} of split {name}", rows_of(name)) for name in splits}
+    return Files(tables, {"anchor": query, "positive": passage})
 
 
 def _recognized(table: Table, query: str, passage: str) -> tuple[str, str]:
@@ -179,21 +176,20 @@ def judged_tables(documents: Table, queries: Table, judgements: Table, split: st
 
         return rows
 
-    rows: dict[str, Rows] = {
-        "corpus.jsonl": lambda: (
-            {"_id": row["id"], **{name: row[name] for name in titled}, "text": row["text"]} for row in documents.rows()
-        ),
-        "queries.jsonl": lambda: ({"_id": row["id"], "text": row["text"]} for row in queries.rows()),
+    def document_rows() -> Iterator[Row]:
+        for row in documents.rows():
+            yield {"_id": row["id"], **{name: row[name] for name in titled}, "text": row["text"]}
+
+    tables: dict[str, tuple[str, Rows]] = {
+        "corpus.jsonl": (documents.title, document_rows),
+        "queries.jsonl": (queries.title, lambda: ({"_id": row["id"], "text": row["text"]} for row in queries.rows())),
     }
-    titles = {"corpus.jsonl": documents.title, "queries.jsonl": queries.title}
     names = sorted({_split_name(row[split], split) for row in judgements.rows()}) if split else ["test"]
     for name in names:
-        file = _judgement_file(name)
-        rows[file], titles[file] = judgement_rows(name), f"{judgements.title} of split {name}"
+        tables[_judgement_file(name)] = f"{judgements.title} of split {name}", judgement_rows(name)
     for name, ids in _unanswerable_ids(queries).items():
-        file = f"{UNANSWERABLE}/{name}.jsonl"
-        rows[file], titles[file] = _unanswerable_rows(ids), f"{queries.title} of split {name}"
-    return Files(rows, titles, {"_id": "id", "query-id": "query_id", "corpus-id": "document_id"})
+        tables[f"{UNANSWERABLE}/{name}.jsonl"] = f"{queries.title} of split {name}", _unanswerable_rows(ids)
+    return Files(tables, {"_id": "id", "query-id": "query_id", "corpus-id": "document_id"})
 
 
 def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
@@ -225,13 +221,12 @@ def hub_tables(splits: Any) -> Files:
         raise DataError(f"is {type(splits).__name__}, neither a Dataset nor a DatasetDict", "splits", remedy)
     splits = splits.with_format(None)
     is_judged = {"corpus", "queries"} <= splits.keys()
-    rows: dict[str, Rows] = {}
-    titles: dict[str, str] = {}
+    tables: dict[str, tuple[str, Rows]] = {}
     for name, part in splits.items():
         plain = f"{_split_name(name, 'splits')}.jsonl"
         file = plain if not is_judged or name in ("corpus", "queries") else _judgement_file(name)
-        rows[file], titles[file] = part.__iter__, f"split {name!r}"
-    return Files(rows, titles)
+        tables[file] = f"split {name!r}", part.__iter__
+    return Files(tables)
 
 
 def frame_table(title: str, frame: Any) -> Table:
@@ -261,11 +256,8 @@ def csv_table(path: str | os.PathLike[str]) -> Table:
 
     def rows() -> Iterator[Row]:
         for _, fields in table.rows():
-            yield (
-                dict.fromkeys(table.columns)
-                if isinstance(fields, str)
-                else dict(zip(table.columns, fields, strict=True))
-            )
+            values = [None] * len(table.columns) if isinstance(fields, str) else fields
+            yield dict(zip(table.columns, values, strict=True))
 
     return Table(file, table.columns, rows)
 
@@ -292,9 +284,8 @@ def _judgement_file(split: Any) -> str:
 
 def _split_name(value: Any, where: str) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise DataError(
-            f"{str(value)[:40]!r} is not a valid split name", where, "use names such as train, dev and test"
-        )
+        what = f"{str(value)[:40]!r} is not a valid split name"
+        raise DataError(what, where, "use names such as train, dev and test")
     return value
 
 

@@ -32,11 +32,8 @@ _interrupted = threading.Event()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in a block at each of these signals, so that it can save its results.
-
-    An ignored Ctrl-C (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does
-    nothing.
-    """
+    """Raise KeyboardInterrupt in a block at each of these signals, so that it can save its results. An ignored Ctrl-C
+    (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

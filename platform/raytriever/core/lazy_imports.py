@@ -11,13 +11,8 @@ from typing import Any
 def lazy_names(
     package: str, names: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a package.
-
-    Args:
-        package: `__name__` of the package.
-        names: public names of each module that defines them.
-        submodules: public modules of the package.
-    """
+    """Return the functions `__getattr__` and `__dir__` of a package, given the public names of each module that defines
+    them, and its public modules."""
     module_of = {name: module for module, defined in names.items() for name in defined}
 
     def get(name: str) -> Any:
@@ -29,7 +24,4 @@ def lazy_names(
         setattr(sys.modules[package], name, value)  # the next use does not call this function
         return value
 
-    def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of, *submodules})
-
-    return get, list_names
+    return get, lambda: sorted({*vars(sys.modules[package]), *module_of, *submodules})

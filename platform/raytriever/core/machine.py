@@ -57,10 +57,8 @@ def memory_amounts() -> dict[str, int]:
 
 
 def start_of_process(pid: int) -> int | None:
-    """Return the start time of a process on this machine; None if there is no such process.
-
-    On Linux the unit is ticks since the machine started, elsewhere seconds since 1970.
-    """
+    """Return the start time of a process on this machine; None if there is no such process. On Linux the unit is ticks
+    since the machine started, elsewhere seconds since 1970."""
     if (PROC / "self" / "stat").exists():
         try:
             return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
@@ -75,10 +73,8 @@ def start_of_process(pid: int) -> int | None:
 
 
 def clean_processes() -> BaseContext:
-    """Return a context of `multiprocessing` whose processes inherit no threads and no open files.
-
-    Processes of a fork server start faster than spawned ones.
-    """
+    """Return a context of `multiprocessing` whose processes inherit no threads and no open files. Processes of a fork
+    server start faster than spawned ones."""
     import multiprocessing  # it takes 0.1 s, and the command line does not need it
 
     methods = multiprocessing.get_all_start_methods()

@@ -17,9 +17,7 @@ PARTS = 4
 
 def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads: int | None = None) -> None:
     """Call `kernel(first, last, *arguments)` for parts of `range(count)`, by default in as many threads as torch uses.
-
-    The kernel releases the GIL. A thread that is done takes the next part, because cores are not equally fast.
-    """
+    The kernel releases the GIL. A thread that is done takes the next part, because cores are not equally fast."""
     threads = max(1, min(threads or torch.get_num_threads(), count))
     parts = 1 if threads == 1 else min(PARTS * threads, count)
     bounds = [count * number // parts for number in range(parts + 1)]

@@ -75,17 +75,11 @@ def option(
         flag: False for a setting that is rarely given: `train` has no flag of it, but its configuration file has it.
     """
     allowed = tuple(choices) if choices is not None else None
-    metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
-    metadata |= {
-        "pattern": pattern,
-        "maximum": maximum,
-        "reads": reads,
-        "form": form,
-        "needs": tuple(
-            Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
-        ),
-        "flag": flag,
-    }
+    needed = [
+        Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
+    ]
+    metadata: dict[str, Any] = {"help": help, "choices": allowed, "pattern": pattern, "minimum": minimum}
+    metadata |= {"above": above, "maximum": maximum, "reads": reads, "form": form, "needs": tuple(needed), "flag": flag}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -110,11 +104,8 @@ def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a dataclass instance against its declaration, then call its `check`, if it has one.
-
-    Raises:
-        ConfigError: a value is not allowed, or contradicts another.
-    """
+    """Check every field of a dataclass instance against its declaration, then call its `check`, if it has one. Raise
+    `ConfigError` if a value is not allowed, or contradicts another."""
     for field in dataclasses.fields(config):
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:
@@ -162,13 +153,8 @@ def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
 def without_effect(
     settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[Need]]
 ) -> dict[str, ConfigError]:
-    """Return an error for each explicit setting that has no effect with the others.
-
-    Args:
-        settings: value of every setting, by name.
-        names: names of the explicit settings; those with an empty value are not checked.
-        needs: needs of each setting, by name.
-    """
+    """Return an error for each explicit setting, of `names`, that has no effect with the others. Explicit settings with
+    an empty value are not checked."""
     errors = {}
     for name in names:
         unmet = [each for need in needs.get(name, ()) if (each := need.unmet(settings)) is not None]
@@ -182,13 +168,8 @@ def without_effect(
 
 
 def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
-    """Raise `ConfigError` for a setting that differs from its default and has no effect with the others.
-
-    Args:
-        config: dataclass instance whose settings are compared with their defaults.
-        others: further instances whose settings these may need.
-        only: names of the settings to check; None for all.
-    """
+    """Raise `ConfigError` for a setting that differs from its default and has no effect with the others. `others` are
+    further instances whose settings these may need; `only` names the settings to check, None for all."""
     settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
     changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
     changed = [name for name in changed if only is None or name in only]

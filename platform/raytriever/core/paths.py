@@ -64,11 +64,8 @@ class PathKind:
         return self.separator.join(self._expanded(part) for part in self._parts(value))
 
     def read_flag(self, value: str, name: str) -> str:
-        """Read the value of a flag. An empty one is refused, because an unset shell variable causes it.
-
-        Raises:
-            ConfigError: the value is empty.
-        """
+        """Read the value of a flag. An empty one is refused, because an unset shell variable causes it. Raise
+        `ConfigError` if the value is empty."""
         if not value.strip():
             remedy = f"give a path, or leave {'the flag' if name else 'it'} out"
             raise ConfigError(_EMPTY, setting(name) if name else None, remedy)
@@ -76,12 +73,8 @@ class PathKind:
 
     def check(self, value: str, name: str, fetch: bool = False) -> None:
         """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass.
-
-        Args:
-            value: What `__call__` returned.
-            name: Setting that has it.
-            fetch: True to download all files of a path in an object store.
-        """
+        `value` is what `__call__` returned for the setting `name`. With `fetch`, all files of a path in an object store
+        are downloaded."""
         for part in self._parts(value) if self.missing else ():
             bare = self._bare(part)
             path = self.local(bare)

@@ -37,25 +37,38 @@ def map_in_processes(
     begin: Callable[..., None] | None = None,
     *arguments: Any,
 ) -> Iterator[Result]:
-    """Call a function with each item in a pool of processes, one for each core; yield the results as they arrive.
+    """Call a function of a module with each item in a pool of processes, one for each core; yield the results as they
+    arrive.
 
     A process that dies ends its pool. The pool's items are then repeated one at a time, which shows the item at fault.
-    A call that was finished may be repeated.
-
-    Args:
-        function: function of a module.
-        items: arguments of the calls; at most two for each process are read ahead.
-        preload: modules that are imported once and shared by the processes; only the first pool can set them.
-        begin: called with `arguments` when a process starts; None for nothing.
-        arguments: arguments of `begin`.
-
-    Raises:
-        ProcessDeath: `TRIES` processes died over one item.
+    A call that was finished may be repeated. At most two items for each process are read ahead. The modules of
+    `preload` are imported once and shared by the processes; only the first pool can set them. Each process begins with
+    `begin(*arguments)`. Raise `ProcessDeath` if `TRIES` processes died over one item.
     """
     rest = iter(items)
 
     def run(workers: int, items: Iterator[Item]) -> Generator[Result, None, list[Item]]:
-        return _run_pool(workers, function, items, preload, (begin, *arguments))
+        """Yield results until all items are done; return the items that are lost because a process died."""
+        waiting: dict[Any, Item] = {}
+        with _pool(workers, preload, begin, *arguments) as pool:
+            try:
+                while True:
+                    for item in items:
+                        with _clean_start():
+                            waiting[pool.submit(function, item)] = item
+                        if len(waiting) == 2 * workers:
+                            break
+                    if not waiting:
+                        return []
+                    for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                        result = done.result()
+                        del waiting[done]
+                        yield result
+            except BrokenProcessPool:
+                return list(waiting.values())
+            except BaseException:
+                pool.shutdown(kill_workers=True)
+                raise
 
     while lost := (yield from run(usable_cores(), rest)):
         for item in lost:
@@ -82,44 +95,12 @@ def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *
         raise
 
 
-def _run_pool(
-    workers: int,
-    function: Callable[[Item], Result],
-    items: Iterator[Item],
-    preload: list[str],
-    begin: tuple[Any, ...],
-) -> Generator[Result, None, list[Item]]:
-    """Yield results until all items are done; return the items that are lost because a process died."""
-    waiting: dict[Any, Item] = {}
-    with _pool(workers, preload, *begin) as pool:
-        try:
-            while True:
-                for item in items:
-                    with _clean_start():
-                        waiting[pool.submit(function, item)] = item
-                    if len(waiting) == 2 * workers:
-                        break
-                if not waiting:
-                    return []
-                for done in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    result = done.result()
-                    del waiting[done]
-                    yield result
-        except BrokenProcessPool:
-            return list(waiting.values())
-        except BaseException:
-            pool.shutdown(kill_workers=True)
-            raise
-
-
 class ChildProcess:
-    """Process for calls that may take too long, need too much memory or crash.
+    """Process for calls that may take too long, need too much memory or crash. It starts with the first call, and again
+    with the next one after it died. Use it as a context manager.
 
-    It starts with the first call, and again with the next one after it died. Use it as a context manager.
-
-    Args:
-        preload: module that is imported once and shared by such processes; only the first one can set it.
-        memory: bytes of data that the process may have; None for no limit.
+    `preload` is a module that is imported once and shared by such processes; only the first one can set it. `memory` is
+    the limit of the process's data in bytes; None for none.
     """
 
     def __init__(self, preload: str, memory: int | None = None) -> None:
@@ -133,17 +114,9 @@ class ChildProcess:
         self._close()
 
     def call(self, seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a call.
-
-        Args:
-            seconds: limit of the call's processor time, at least 1; None for none.
-            function: Function of a module; its errors are raised here.
-
-        Raises:
-            TimeoutError: the call took longer.
-            MemoryError: the call needed more memory.
-            ChildProcessError: the process died.
-        """
+        """Return the result of a call of a function of a module, whose errors are raised here. Raise `TimeoutError` if
+        it took more than `seconds` of processor time (at least 1; None for no limit), `MemoryError` if it needed more
+        memory, and `ChildProcessError` if the process died."""
         if self._process is None:
             self._process = _pool(1, [self._preload], _limit_data, self._preload, self._memory)
         try:

@@ -30,13 +30,9 @@ PREPARE_AGAIN = "prepare the data set again from its source"
 
 @dataclass(frozen=True)
 class Rows:
-    """Map from positions to shards and rows.
-
-    Args:
-        starts: number of rows before each shard, followed by the number of all rows.
-        live: rows that count, ascending; None if all count. A document that is repeated under its id is stored twice
-            but counts once.
-    """
+    """Map from positions to shards and rows. `starts` are the numbers of rows before each shard, followed by that of
+    all rows. `live` are the rows that count, ascending; None if all count. A document that is repeated under its id is
+    stored twice but counts once."""
 
     starts: Int64[ndarray, " shards+1"]
     live: Int64[ndarray, " positions"] | None
@@ -89,11 +85,7 @@ class Column(Sequence[str], ABC):
 
 
 class TextColumn(Column):
-    """Column of texts over all shards. Iteration reads shard after shard.
-
-    Args:
-        shards: one memory-mapped Arrow string array for each shard.
-    """
+    """Column of texts over all shards, one memory-mapped Arrow string array each. Iteration reads shard after shard."""
 
     def __init__(self, shards: Sequence[pa.Array], rows: Rows) -> None:
         self._shards, self._rows = shards, rows
@@ -125,12 +117,8 @@ def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> 
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """Token ids of every text of a column, without special tokens and not truncated.
-
-    Args:
-        ids: for each shard, the concatenated ids of its texts, memory-mapped.
-        offsets: for each shard, the start of each text, followed by the end of the last one.
-    """
+    """Token ids of every text of a column, without special tokens and not truncated. Each shard has the concatenated
+    ids of its texts, memory-mapped, and the start of each text, followed by the end of the last one."""
 
     ids: Sequence[ndarray]
     offsets: Sequence[ndarray]

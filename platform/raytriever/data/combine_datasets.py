@@ -60,11 +60,8 @@ class CombinedDataset(RetrievalDataset):
 
 
 def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
-    """Combine several data sets into one; return a single data set unchanged.
-
-    A split of the combined data set contains the judgements of every data set that has it. A number distinguishes data
-    sets of the same name: `nq`, `nq-2`.
-    """
+    """Combine several data sets into one; return a single data set unchanged. A split of the combined data set contains
+    the judgements of every data set that has it. A number distinguishes data sets of the same name: `nq`, `nq-2`."""
     if len(datasets) == 1:
         return datasets[0]
     names = _number_repeats([dataset.name for dataset in datasets])

@@ -120,11 +120,9 @@ class DataConfig:
         for first, second in combinations(("train_split", "dev_split", "test_split"), 2):
             split = getattr(self, first)
             if split == getattr(self, second) and not self.allow_split_overlap:
-                raise ConfigError(
-                    f"the split {split!r} is also that of {setting(second)}, so the metrics would mislead",
-                    setting(first),
-                    f"give another split, or {setting('allow_split_overlap', True)}",
-                )
+                what = f"the split {split!r} is also that of {setting(second)}, so the metrics would mislead"
+                where = setting(first)
+                raise ConfigError(what, where, f"give another split, or {setting('allow_split_overlap', True)}")
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,8 @@ def pinned(uri: str) -> str:
         commit = api.dataset_info(match["name"], revision=match["revision"], timeout=30).sha
     except HfHubHTTPError as error:
         message = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"the hub refused it ({message})", where, "check the name, the revision and HF_TOKEN"
-        ) from error
+        what = f"the hub refused it ({message})"
+        raise DataError(what, where, "check the name, the revision and HF_TOKEN") from error
     except Exception as error:  # the client uses one of several HTTP libraries, each with its own errors
         what = f"the hub cannot be reached ({_one_line(error)})"
         raise DataError(what, where, "check the network, or give the path of a local copy") from error
@@ -77,9 +76,8 @@ class SourceFile:
 
 
 def open_raw(where: str) -> Any:
-    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`.
-
-    If a store stops answering during a read, the read waits, and raises `StorageError` after minutes."""
+    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`. If a store stops
+    answering during a read, the read waits, and raises `StorageError` after minutes."""
     from pyarrow import PythonFile
     from pyarrow.fs import LocalFileSystem
 
@@ -94,10 +92,8 @@ def open_raw(where: str) -> Any:
 
 
 def open_stream(where: str) -> BinaryIO:
-    """Return a stream of a file's bytes, decompressed if its name ends in `.gz`.
-
-    Reads of a compressed stream raise the errors of `gzip`; `reading` turns them into one line.
-    """
+    """Return a stream of a file's bytes, decompressed if its name ends in `.gz`. Reads of a compressed stream raise the
+    errors of `gzip`; `reading` turns them into one line."""
     packed = (where.split("?")[0] if is_uri(where) else where).lower().endswith(".gz")
     if is_uri(where):
         # `gzip` and line readers expect an object of `io` instead of pyarrow's file.
@@ -185,11 +181,9 @@ class Source:
     def open(cls, name_or_path: str | Path) -> Source:
         """List the files of a data set without reading them. Names that begin with `.` or `_` are skipped.
 
-        It is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...); `hf://datasets/ORG/NAME[@REVISION]`
-        `[/FOLDER]`; or `ir_datasets:NAME`.
-
-        Raises:
-            DataError: the path does not exist, has no files, or cannot be reached.
+        It is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
+        `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`. Raise `DataError` if the path does not
+        exist, has no files, or cannot be reached.
         """
         name = str(name_or_path)
         if name.startswith(IR_DATASETS):
@@ -249,21 +243,17 @@ SOURCES = "sources"  # collection of the cache
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a data set by their names.
+    """Files of a data set by their names, each with the user's title of its table and the rows. For each column name in
+    the files, `columns` has the user's name of that column."""
 
-    Args:
-        columns: for each column name in the files, the user's name of that column.
-    """
-
-    rows: Mapping[str, Rows]
-    titles: Mapping[str, str]
+    tables: Mapping[str, tuple[str, Rows]]
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, name: str) -> Path:
         """Write the files to the cache atomically, unless they exist. Return their folder, `sources/DIGEST/NAME`, where
         the digest is that of the content."""
         digest = hashlib.sha256()
-        for file in self.rows:
+        for file in self.tables:
             digest.update(json.dumps(file).encode())
             for line in self._lines(file):
                 digest.update(line)
@@ -271,7 +261,7 @@ class Files:
 
         def write() -> None:
             with committed_directory(folder, {"kind": "source", "name": name}, replace=folder.exists()) as aside:
-                for file in self.rows:
+                for file in self.tables:
                     (aside / file).parent.mkdir(exist_ok=True)
                     with (aside / file).open("wb") as stream:
                         stream.writelines(self._lines(file))
@@ -286,8 +276,8 @@ class Files:
         def renamed(text: str | None) -> str | None:
             if text is None:
                 return None
-            for file, title in sorted(self.titles.items(), key=lambda item: -len(item[0])):
-                text = text.replace(f"{folder}/{file}", title)
+            for file in sorted(self.tables, key=len, reverse=True):
+                text = text.replace(f"{folder}/{file}", self.tables[file][0])
             for own, column in self.columns.items():
                 text = text.replace(f'"{own}"', f'"{column}"')
             return text.replace(str(folder), "the data")
@@ -295,8 +285,8 @@ class Files:
         error.args = tuple(map(renamed, error.args))
 
     def _lines(self, file: str) -> Iterator[bytes]:
-        title = self.titles.get(file, file)
-        for number, row in enumerate(self.rows[file](), 1):
+        title, rows = self.tables[file]
+        for number, row in enumerate(rows(), 1):
             try:
                 yield json.dumps({key: json_value(value) for key, value in row.items()}).encode() + b"\n"
             except (TypeError, ValueError) as error:

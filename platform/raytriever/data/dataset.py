@@ -85,12 +85,8 @@ class Queries:
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Prompts of the texts of a column, stored as runs of texts that have the same prompt.
-
-    Args:
-        runs: number of texts and prompt of each run.
-        own: prompts of single texts by position in the column; they replace the prompt of the run.
-    """
+    """Prompts of the texts of a column, stored as runs: the number of texts that have the same prompt, and the prompt.
+    `own` has prompts of single texts by position in the column, which replace that of the run."""
 
     runs: tuple[tuple[int, str], ...]
     own: QueryPrompts | None = None
@@ -133,13 +129,9 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Judgements:
-    """Judged pairs of one split, sorted by query position, then document position.
-
-    Args:
-        scores: grades; a document with a grade above 0 is relevant.
-        sources: source of each judgement, as an index in `SOURCES`; by default all are human.
-        ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
-    """
+    """Judged pairs of one split, sorted by query position, then document position. A document with a grade above 0 is
+    relevant. `sources` are indices in `SOURCES`, by default human; `ranks` are those of each positive of a query, from
+    0, the most useful first, by default all 0."""
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]
@@ -184,11 +176,8 @@ class AbsentDocuments:
 
 @dataclass(frozen=True)
 class Positives:
-    """Relevant documents of each query of a split.
-
-    The documents of `queries[i]` are `documents[offsets[i]:offsets[i + 1]]`: at least one, ascending. `sources` and
-    `ranks` are aligned with `documents`.
-    """
+    """Relevant documents of each query of a split. The documents of `queries[i]` are `documents[offsets[i]:offsets[i +
+    1]]`: at least one, ascending. `sources` and `ranks` are aligned with `documents`."""
 
     queries: Int64[ndarray, " queries"]
     offsets: Int64[ndarray, " queries+1"]

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from raytriever.core.store.commit import MANIFEST, Manifest, check_digests, chec
 from raytriever.data.data_sources import SourceFile, open_raw
 
 _BLOCK = 1 << 22
-MOST_MEMOS = 100_000  # cached digests; each is a file that takes 4 KB on most disks
 _EXAMINED = "whole, and its contents examined"
 
 
@@ -49,17 +46,11 @@ def check_directory(
     is_new: bool = False,
 ) -> Manifest:
     """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since;
-    return the manifest.
+    return the manifest. Raise `StorageError` if a file is missing, damaged or changed, or `examine` raised it.
 
-    Args:
-        examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
-            called only once while the files do not change.
-        against: key of the data with which `examine` compares the files; it is called again for another key.
-        manifest: manifest of the directory, if it was read already.
-        is_new: True if this process has just committed the directory. It is then recorded as whole without a reading.
-
-    Raises:
-        StorageError: a file is missing, damaged or changed, or `examine` raised it.
+    `examine` checks the contents of files with correct digests. Like the comparison, it is called only once while the
+    files and the key `against` do not change. A directory that this process has just committed (`is_new`) is recorded
+    as whole without a reading.
     """
     manifest = manifest or read_manifest(folder, verify=None)
     files = manifest["files"]
@@ -87,20 +78,9 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 
 def _remember(where: str, state: list[Any], value: str) -> None:
-    _bound_memos()
     with suppress(StorageError):  # on a full disk the digest is not cached, and the run goes on
         memo = json.dumps({"where": where, "state": _short(state), "known": value})
         write_atomically(_memo(where), memo, durable=False)  # a lost memo costs another comparison
-
-
-@cache
-def _bound_memos() -> None:
-    """Remove the older half of the cached digests if there are too many; checked once in a process."""
-    with suppress(OSError):
-        memos = list(os.scandir(cache_folder() / "digests"))
-        if len(memos) > MOST_MEMOS:
-            for memo in sorted(memos, key=lambda one: one.stat().st_mtime)[: len(memos) // 2]:
-                os.unlink(memo)
 
 
 def _short(state: list[Any]) -> str:

@@ -38,16 +38,12 @@ TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 
 @dataclass(frozen=True)
 class NegativesTable:
-    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank.
+    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank from 0, the hardest
+    first.
 
-    Args:
-        offsets: one more entry than the data set has queries.
-        origins: origin of each row, as an index in `ORIGINS`.
-        ranks: rank from 0, the hardest first.
-        scores: score by the origin's retriever; NaN if there is none.
-        rounds: round of mining, from 0.
-        relevant: number of rows left out because the document is relevant to the query.
-        repeated: number of rows left out because the query already has the document.
+    Origins are indices in `ORIGINS`; a score is NaN if the origin's retriever gives none; rounds of mining count from
+    0. `relevant` rows were left out because the document is relevant to the query, `repeated` ones because the query
+    already has it.
     """
 
     offsets: Int64[ndarray, " queries+1"]
@@ -70,18 +66,9 @@ class NegativesTable:
         scores: ndarray | float = np.nan,
         rounds: ndarray | int = 0,
     ) -> NegativesTable:
-        """Build a table from rows in any order.
-
-        Args:
-            dataset: the data set. The judgements of all its opened splits define the relevant documents.
-            queries: query position of each row.
-            documents: document position of each row.
-            origins: index in `ORIGINS` of each row, or the name of one origin for all rows.
-            ranks, scores, rounds: see the class; one for each row or one for all.
-
-        Raises:
-            DataError: a position does not exist in the data set.
-        """
+        """Build a table from rows in any order. The judgements of all opened splits define the relevant documents.
+        `origins` are indices in `ORIGINS`, or the name of one origin for all rows; ranks, scores and rounds are one for
+        each row or one for all. Raise `DataError` if a position does not exist in the data set."""
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
         values = (queries, documents, code, ranks, scores, rounds)
@@ -125,10 +112,8 @@ class NegativesTable:
 
     @classmethod
     def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:
-        """Concatenate the tables of several data sets into one table of the combined data set.
-
-        `document_starts` has the position of the first document of each data set.
-        """
+        """Concatenate the tables of several data sets into one table of the combined data set. `document_starts` has
+        the position of the first document of each data set."""
         counts = np.concatenate([np.diff(table.offsets) for table in tables])
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         documents = [table.documents + start for table, start in zip(tables, document_starts, strict=True)]
@@ -231,11 +216,9 @@ def write_pairs(
 def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTable:
     """Read the table of a directory that `write_negatives` made, or of one Parquet file, for a data set.
 
-    A null score means that there is no score.
-
-    Raises:
-        DataError: the path does not exist; a column is missing, has another type, an extension type (such columns may
-            hold pickles, which are never loaded) or nulls; rows name unknown queries, documents or origins.
+    A null score means that there is no score. Raise `DataError` if the path does not exist; a column is missing, has
+    another type, an extension type (such columns may hold pickles, which are never loaded) or nulls; rows name unknown
+    queries, documents or origins.
     """
     table = read_ids(Path(path))
     for name in ("rank", "round"):

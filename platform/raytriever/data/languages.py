@@ -21,11 +21,8 @@ _LEAST_LETTERS = 0.3
 
 @dataclass(frozen=True)
 class Language:
-    """Language that BM25 can analyze.
-
-    `name` in lower case is its Snowball stemmer, if it has one. `ngram` is 0 if the terms are words; otherwise all runs
-    of `ngram` characters are the terms. `function_words` serve the detection.
-    """
+    """Language that BM25 can analyze. `name` in lower case is its Snowball stemmer, if it has one. `ngram` is 0 if the
+    terms are words; otherwise all runs of `ngram` characters are the terms. `function_words` serve the detection."""
 
     name: str
     has_stemmer: bool = True

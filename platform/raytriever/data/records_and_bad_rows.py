@@ -45,11 +45,8 @@ class Query(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Judged pair of a split.
-
-    The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank` counts the positives of a query
-    from 0, the most useful first; it is 0 for all if the order is unknown.
-    """
+    """Judged pair of a split. The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank`
+    counts the positives of a query from 0, the most useful first; it is 0 for all if the order is unknown."""
 
     split: str
     query: str
@@ -60,11 +57,8 @@ class Judgement(NamedTuple):
 
 
 class Negative(NamedTuple):
-    """Hard negative of a query.
-
-    `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` comes from the retriever or the teacher;
-    it is NaN if the data set has none.
-    """
+    """Hard negative of a query. `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` comes from
+    the retriever or the teacher; it is NaN if the data set has none."""
 
     query: str
     document: str
@@ -173,10 +167,7 @@ def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None
     """Check the share of bad rows of a file that was read to its end.
 
     `first` is the first bad row. `max_share`, from 0 to 1, is rounded up to a whole row; below 1, not all rows of a
-    file may be bad.
-
-    Raises:
-        DataError: too many rows are bad.
+    file may be bad. Raise `DataError` if too many rows are bad.
     """
     # Rounded up, because one bad row of a small file exceeds 1 % but is no reason to refuse the others.
     if first is None or (bad <= math.ceil(max_share * rows) and (bad < rows or max_share == 1)):

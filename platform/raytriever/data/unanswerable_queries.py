@@ -9,28 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from raytriever.data.combine_datasets import Chained
-from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.dataset import Judgements, Queries, RetrievalDataset
 from raytriever.data.hashed_ids import forms_of, key_of
 
 
 def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:
-    """Return the data set with further queries of a split that no document answers.
-
-    Args:
-        dataset: any data set; the positions of its queries and documents do not change.
-        split: split of the queries; it may be new.
-        kind: prefix of their ids: `KIND:0`, `KIND:1` and so on.
-
-    Returns:
-        A data set in memory, with another digest and without tokens. Its `location` still names the original data set.
-
-    Raises:
-        ValueError: an id exists already.
-
-    Examples:
-        >>> more = with_questions(dataset, "test", ["who painted the moon"], "other-domain")
-        >>> more.unanswerable["test"]
-    """
+    """Return the data set with further queries of a split, which may be new, that no document answers. Their ids are
+    `KIND:0`, `KIND:1` and so on. It is in memory, with another digest and without tokens; positions do not change, and
+    its `location` still names the original data set. Raise `ValueError` if an id exists already."""
     queries, first = dataset.queries, len(dataset.queries)
     ids = [f"{kind}:{number}" for number in range(len(texts))]
     if taken := set(ids).intersection(queries.ids):
@@ -41,23 +27,11 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
     forms = None if queries.stored_forms is None else np.concatenate([queries.stored_forms, forms_of(texts)])
     before = dataset.unanswerable.get(split, np.zeros(0, np.int64))
     empty = np.zeros(0, np.int64)
-    return RetrievalDataset(
-        name=dataset.name,
-        documents=dataset.documents,
-        queries=replace(
-            queries,
-            ids=Chained([queries.ids, ids]),
-            texts=Chained([queries.texts, texts]),
-            stored_digest=state.hexdigest(),
-            stored_forms=forms,
-        ),
+    return replace(
+        dataset,
+        queries=Queries(Chained([queries.ids, ids]), Chained([queries.texts, texts]), state.hexdigest(), forms),
         judgements={split: Judgements(empty, empty, empty), **dataset.judgements},
-        quarantine=dataset.quarantine,
-        negatives=dataset.negatives,
-        answers=dataset.answers,
-        prompts=dataset.prompts,
-        location=dataset.location,
-        absent=dataset.absent,
+        tokens=None,
         unanswerable={**dataset.unanswerable, split: np.append(before, np.arange(first, first + len(texts)))},
         added_queries=dataset.added_queries + len(texts),
     )

@@ -24,28 +24,16 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CalibrationError",
-    "MetricInputError",
-    "Relevance",
-    "ScoreMap",
-    "calibration_error",
-    "fit_isotonic",
-    "fit_platt",
-    "measure_ranking",
-    "pooled_auc",
-]
+    "CalibrationError", "MetricInputError", "Relevance", "ScoreMap", "calibration_error", "fit_isotonic", "fit_platt",
+    "measure_ranking", "pooled_auc",
+]  # fmt: skip
+_OF_SCORES = ("CalibrationError", "ScoreMap", "calibration_error", "fit_isotonic", "fit_platt")
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "raytriever.metrics.auc": ("pooled_auc",),
         "raytriever.metrics.metric_inputs": ("MetricInputError",),
-        "raytriever.metrics.score_to_probability": (
-            "CalibrationError",
-            "ScoreMap",
-            "calibration_error",
-            "fit_isotonic",
-            "fit_platt",
-        ),
+        "raytriever.metrics.score_to_probability": _OF_SCORES,
         "raytriever.metrics.ranking_metrics": ("Relevance", "measure_ranking"),
     },
 )

@@ -42,11 +42,6 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
         scores: ranked scores, the highest first, at least two columns. Missing scores are NaN at the end: BM25 does not
             rank documents without a term of the query, which score 0.
         temperature: unit of the scores in the softmax, above 0.
-
-    Examples:
-        >>> found = confidences(np.array([[0.9, 0.5, 0.4], [0.6, 0.6, 0.6]]), 0.1)
-        >>> found["score"].round(2), found["entropy"].round(2)
-        (array([0.9, 0.6]), array([-0.13, -1.1 ]))
     """
     filled = np.nan_to_num(scores.astype(np.float64), nan=0.0)
     logarithms = filled / temperature
@@ -57,11 +52,7 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
 def combined_features(
     questions: RankedQuestions, depth: int, temperature: float
 ) -> Float64[ndarray, "questions features"]:
-    """Return the features of `combined`, in the order of `FEATURES`.
-
-    Raises:
-        MetricInputError: BM25 was not asked.
-    """
+    """Return the features of `combined`, in the order of `FEATURES`. Raise `MetricInputError` if BM25 was not asked."""
     if questions.bm25 is None or questions.agrees is None:
         raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
     scores = questions.scores[:, :depth]
@@ -86,14 +77,11 @@ FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best do
 
 @dataclass(frozen=True)
 class RankedQuestions:
-    """Ranked scores of questions, and what is known about their best documents.
+    """Ranked scores of questions, the highest first, NaN if there is no document; whether the documents at the first
+    ranks are relevant; and the kind of each question without an answer in the corpus, empty for one that has an answer.
 
-    Args:
-        scores: ranked scores, the highest first, NaN if there is no document.
-        relevant: whether the documents at the first ranks are relevant; at least one column.
-        kinds: kind of each question without an answer in the corpus; empty for a question that has one.
-        bm25: highest and second highest score of BM25, and its score of the best document; None without BM25.
-        agrees: whether BM25 has the same best document; None without BM25.
+    `bm25` are the highest and second highest score of BM25, and its score of the best document; `agrees` says whether
+    BM25 has the same best document. Both are None without BM25.
     """
 
     scores: Float[ndarray, "questions depth"]
@@ -130,15 +118,9 @@ class RankedQuestions:
 
 @dataclass(frozen=True)
 class Confidence:
-    """Confidence of a query, computed from its ranked scores.
-
-    Args:
-        name: `combined`, or a name of `confidences`.
-        depth: number of ranked scores that it reads.
-        temperature: unit of the scores in the softmax.
-        weights: weights of `FEATURES`; empty if it is not `combined`.
-        intercept: added to the weighted sum, which is then the log-odds that the best document is relevant.
-    """
+    """Confidence of a query, computed from its `depth` highest ranked scores. The temperature is the unit of the scores
+    in the softmax. `combined` has weights of `FEATURES`, and an intercept that makes their sum the log-odds that the
+    best document is relevant."""
 
     name: str
     depth: int
@@ -171,10 +153,8 @@ class Confidence:
 
 
 def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
-    """Fit a confidence: the temperature of its softmax, from the scores only, and for `combined` also the weights.
-
-    The weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w².
-    """
+    """Fit a confidence: the temperature of its softmax, from the scores only, and for `combined` also the weights. The
+    weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w²."""
     if name not in NAMES:
         raise MetricInputError(f"{name!r} is unknown", "confidence", f"give one of {', '.join(NAMES)}")
     depth = min(DEPTH, questions.scores.shape[1])
@@ -210,25 +190,36 @@ def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestio
 
 def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " features"], float]:
     """Fit a penalized logistic regression; return the weights of the unstandardized features, and the intercept."""
-    from scipy.optimize import minimize
-
     middle, spread = features.mean(axis=0), features.std(axis=0)
     spread[spread == 0] = 1.0
     inputs, targets = np.c_[(features - middle) / spread, np.ones(len(features))], np.asarray(right, np.float64)
-    penalty = np.append(np.full(features.shape[1], _PENALTY), 0.0)
     # Half an answer of each kind is added, because the intercept is infinite if all answers are right or all are wrong.
     share = (targets.sum() + 0.5) / (len(targets) + 1)
-
-    def loss(weights: ndarray) -> float:
-        odds = inputs @ weights
-        return float((np.logaddexp(0, odds) - targets * odds).sum() + penalty @ weights**2 / 2)
-
-    def gradient(weights: ndarray) -> ndarray:
-        return inputs.T @ (expit(inputs @ weights) - targets) + penalty * weights
-
     start = np.append(np.zeros(features.shape[1]), np.log(share / (1 - share)))
     if targets.min() == targets.max():
         return start[:-1], float(start[-1])
-    found = minimize(loss, start, jac=gradient, method="L-BFGS-B", options={"gtol": 1e-9, "ftol": 1e-15}).x
+    found = least_log_loss(inputs, targets, start, np.append(np.full(features.shape[1], _PENALTY), 0.0) / len(targets))
     weights = found[:-1] / spread
     return weights, float(found[-1] - weights @ middle)
+
+
+def least_log_loss(
+    inputs: Float64[ndarray, "cases features"], targets: ndarray, start: ndarray, penalty: ndarray | float = 0.0
+) -> Float64[ndarray, " features"]:
+    """Return the weights of a logistic model with the lowest mean log loss plus half the penalty of each weight's
+    square."""
+    from scipy.optimize import minimize
+
+    def loss(weights: ndarray) -> float:
+        odds = inputs @ weights
+        return float((np.logaddexp(0, odds) - targets * odds).mean() + (penalty * weights**2).sum() / 2)
+
+    def gradient(weights: ndarray) -> ndarray:
+        return inputs.T @ (expit(inputs @ weights) - targets) / len(targets) + penalty * weights
+
+    def curvature(weights: ndarray) -> ndarray:
+        shares = expit(inputs @ weights)
+        return (inputs.T * (shares * (1 - shares))) @ inputs / len(targets) + np.diag(np.zeros(len(weights)) + penalty)
+
+    weights: ndarray = minimize(loss, start, jac=gradient, hess=curvature, method="trust-exact", tol=1e-9).x
+    return weights

@@ -59,15 +59,9 @@ _CONFORMAL = "conformal threshold"
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and the value that it achieves on the questions or pairs that chose it.
-
-    Args:
-        aim: metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`.
-        wanted: target value of the metric, above 0 and at most 1; None for the highest value.
-        score: lowest confidence or score that is accepted; infinite if the target is out of reach.
-        reached: whether a threshold with the target value exists.
-        value: value of the metric at the threshold; if the target is out of reach, the best possible value.
-    """
+    """Threshold, and the value of its metric on the questions or pairs that chose it; see `choose_answer_threshold` and
+    `pair_threshold.choose_pair_threshold`. `wanted` is the target, above 0 and at most 1; None for the highest value.
+    If it is out of reach, the threshold is infinite, and the value is the best possible one."""
 
     aim: str
     wanted: float | None
@@ -90,7 +84,8 @@ def choose_answer_threshold(
         wrong_answers(t) = (shown(t) - right(t)) / questions,   missed(t) = 1 - answered(t)
 
     shown(t) are the questions whose confidence is at least t, and right(t) those of them whose best document is
-    relevant. Equal confidences count together.
+    relevant. Equal confidences count together. Raise `MetricInputError` if the target is out of range, or no question
+    has an answer.
 
     - `top_precision`: the lowest threshold that reaches the target with at least 30 shown answers (with fewer than 60
       questions, half of them). A higher threshold may have a lower precision.
@@ -103,9 +98,6 @@ def choose_answer_threshold(
         right: whether the best document is relevant.
         answerable: whether the corpus has an answer; at least one question must have one.
         wanted: target, above 0 and at most 1, below 1 for the last two; None for `f1`.
-
-    Raises:
-        MetricInputError: the target is out of range, or no question has an answer.
     """
     if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
         raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a share above 0 and at most 1")
@@ -155,15 +147,10 @@ def fewest_answers(questions: int) -> int:
 
 @dataclass(frozen=True)
 class AnswersAchieved:
-    """Proportions that a threshold achieves on some questions.
-
-    Args:
-        answered: among questions with an answer, those for which a document is shown.
-        top_precision: among questions for which a document is shown, those whose document is relevant.
-        wrong: among all questions, those for which a document is shown that is not relevant.
-        f1: twice the questions with a relevant shown document, by the shown questions plus those with an answer.
-        unanswerable: for each kind of questions without an answer, those for which a document is shown.
-    """
+    """Proportions that a threshold achieves on some questions: `answered` of those with an answer; `top_precision`, a
+    relevant document of those for which one is shown; `wrong`, another document of all; `f1`, twice the questions with
+    a relevant shown document, by the shown questions plus those with an answer; and the shown ones of each kind without
+    an answer."""
 
     answered: Proportion
     top_precision: Proportion
@@ -185,11 +172,8 @@ class AnswersAchieved:
 def achieve_answers(
     shown: Bool[ndarray, " questions"], questions: RankedQuestions, worth: float = 1.0
 ) -> AnswersAchieved:
-    """Compute the proportions of questions whose best document is shown.
-
-    Args:
-        worth: factor on the number of questions for the intervals; below 1 if the questions chose the threshold.
-    """
+    """Compute the proportions of questions whose best document is shown. `worth` is a factor on the number of questions
+    for the intervals; below 1 if the questions chose the threshold."""
     right, answerable = shown & questions.right, questions.answerable
 
     def share(part: ndarray, whole: ndarray) -> Proportion:
@@ -210,12 +194,11 @@ def achieve_answers(
 
 @dataclass(frozen=True)
 class AnswerDecision:
-    """Decision of a model whether to answer the questions of a data set, and what it achieves.
+    """Decision of a model whether to answer the questions of a data set. A threshold that is out of reach achieves
+    None.
 
-    Args:
-        thresholds: threshold of each aim, and what it achieves on the checked questions; None if out of reach.
-        chosen: questions that chose the thresholds, with their confidence; that of `combined` is out of fold.
-        checked: questions that checked the thresholds, with their confidence; with few questions, `chosen` itself.
+    `chosen` are the questions that chose the thresholds, `checked` those that checked them, each with their confidence;
+    that of `combined` is out of fold. With few questions, both are the same.
     """
 
     confidence: Confidence
@@ -238,16 +221,14 @@ def decide(
     """Fit a confidence and choose thresholds on one split, and check them on the other.
 
     If a split has fewer than 50 questions, all questions of both splits choose and check the thresholds. The
-    proportions are then a little too good, and their intervals are those of half as many questions.
+    proportions are then a little too good, and their intervals are those of half as many questions. Raise
+    `MetricInputError` if both splits together have fewer than 20 questions (`combined`: 30), or no question has an
+    answer.
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.
         aims: metrics with targets, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
         confidence: one of `answer_confidence.NAMES`. Choosing the best one on the same questions breaks the guarantees.
-
-    Raises:
-        MetricInputError: both splits together have fewer than 20 questions (`combined`: 30), or no question has an
-            answer.
     """
     is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
     every = choosing if is_split or choosing is checking else choosing.joined(checking)
@@ -301,20 +282,10 @@ def wrong_answers_threshold(
     confidence: Float[ndarray, " questions"], right: Bool[ndarray, " questions"], alpha: float
 ) -> float | None:
     """Choose the lowest threshold at which a further question is shown a wrong answer with probability at most alpha.
+    The best document is shown if its confidence, -inf without a document, is at or above the threshold.
 
-    Args:
-        confidence: confidence of each question, -inf without a document. The best document is shown if its confidence
-            is at or above the threshold.
-        alpha: share of all questions, above 0 and below 1.
-
-    Returns:
-        The threshold; None if there are too few questions, or if every confidence is too low. Then only showing nothing
-        keeps the guarantee.
-
-    Examples:
-        >>> confidence = np.arange(40) / 40
-        >>> round(wrong_answers_threshold(confidence, confidence >= 0.25, 0.05), 3)
-        0.2
+    Return None if there are too few questions, or if every confidence is too low. Then only showing nothing keeps the
+    guarantee.
     """
     confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
     is_found = np.isfinite(confidence)
@@ -329,20 +300,9 @@ def wrong_answers_threshold(
 
 
 def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> float | None:
-    """Choose the highest threshold at which a further question with an answer is shown none, with probability at most
-    alpha.
-
-    Args:
-        confidence: confidence of questions that have an answer; -inf without a document, as it is always missed.
-        alpha: share of such questions, above 0 and below 1.
-
-    Returns:
-        The threshold, a confidence that occurs; None if the questions are too few, or too many have no document.
-
-    Examples:
-        >>> missed_threshold(np.arange(40) / 40, 0.1)
-        0.075
-    """
+    """Choose the highest threshold, a confidence that occurs, at which a further question with an answer is shown none,
+    with probability at most alpha. A confidence of -inf, without a document, is always missed. Return None if the
+    questions are too few, or too many have no document."""
     confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
     allowed = _allowed(alpha, len(confidence))
     threshold = float(confidence[min(allowed, len(confidence) - 1)]) if allowed >= 0 else -np.inf

@@ -45,28 +45,23 @@ def refuse_nan(values: ndarray, where: str) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         suspicious = np.isnan(values.sum())
     if suspicious and (bad := np.flatnonzero(np.isnan(values))).size:
-        raise MetricInputError(
-            f"{bad.size} scores are NaN, the first at index {bad[0]}",
-            where,
-            "a score must have a position in the order: check that all embeddings are finite",
-        )
+        remedy = "a score must have a position in the order: check that all embeddings are finite"
+        raise MetricInputError(f"{bad.size} scores are NaN, the first at index {bad[0]}", where, remedy)
 
 
 def check_queries(queries: ndarray, scores: ndarray, where: str, query_count: int | None = None) -> None:
     """Raise `MetricInputError` unless each score has the index of a query, from 0 and below `query_count`."""
     most = np.inf if query_count is None else query_count
     if queries.shape != scores.shape or (len(queries) and not 0 <= queries.min() <= queries.max() < most):
-        raise MetricInputError(
-            "some scores have no query", where, "give the index of a query for each score, counted from 0"
-        )
+        what = "some scores have no query"
+        raise MetricInputError(what, where, "give the index of a query for each score, counted from 0")
 
 
 def check_confidence(confidence: float) -> None:
     """Raise `MetricInputError` unless a level of confidence is between 0 and 1."""
     if not 0 < confidence < 1:
-        raise MetricInputError(
-            f"the confidence is {confidence}", "confidence", "give a share between 0 and 1, such as 0.95"
-        )
+        what = f"the confidence is {confidence}"
+        raise MetricInputError(what, "confidence", "give a share between 0 and 1, such as 0.95")
 
 
 def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, " queries"]:

@@ -62,7 +62,7 @@ def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> In
 
 
 def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Threshold:
-    """Choose one threshold for the scores of all pairs, for a target precision or recall.
+    """Choose one threshold for the scores of all pairs, for a target precision or recall, above 0 and at most 1.
 
         precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
 
@@ -70,10 +70,6 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
     reaches it is chosen, which has the highest recall; a higher threshold may have a lower precision. For a recall, the
     highest threshold that reaches it is chosen. Precision depends on the number of scored negatives per positive, so a
     threshold is valid only for pools that are made in the same way.
-
-    Args:
-        pools: pooled scores with at least one positive.
-        wanted: target value, above 0 and at most 1.
     """
     if not 0 < wanted <= 1:
         raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a value above 0 and at most 1")
@@ -85,10 +81,8 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
 def best_f1_threshold(
     positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]
 ) -> tuple[float, float, float]:
-    """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it.
-
-    F1 is 2 precision recall / (precision + recall). Of several thresholds with the highest F1, choose the highest.
-    """
+    """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it. F1 is 2
+    precision recall / (precision + recall). Of several thresholds with the highest F1, choose the highest."""
     scores, true, accepted = _points(positives, negatives)
     f1 = 2 * true / (accepted + len(positives))  # only one division of integers, so that equal F1 are equal numbers
     best = len(f1) - 1 - int(f1[::-1].argmax())
@@ -114,11 +108,8 @@ class PairsAchieved:
 
 
 def achieve_pairs(pools: ScoredPools, score: float) -> PairsAchieved:
-    """Compute the precision and recall of pairs that a threshold achieves on a split.
-
-    Pairs of one query are not independent: the intervals are Wilson's for an effective number of pairs
-    (`intervals.wilson_by_query`).
-    """
+    """Compute the precision and recall of pairs that a threshold achieves on a split. Pairs of one query are not
+    independent: the intervals are Wilson's for an effective number of pairs (`intervals.wilson_by_query`)."""
     if not len(pools.positives):
         raise MetricInputError("there are no positives", "checking split", "check on a split that has judged documents")
     positives = scores_of(pools.positives, "scores of positives")

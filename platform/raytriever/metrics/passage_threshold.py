@@ -33,13 +33,8 @@ DEPTH = 100
 
 @dataclass(frozen=True)
 class RankedPassages:
-    """Ranked passages of questions that have an answer in the corpus.
-
-    Args:
-        scores: the highest scores of each question, NaN if there is no passage.
-        relevant: whether these passages are relevant.
-        counts: number of relevant passages of each question in the corpus, at least 1.
-    """
+    """Highest scores of questions that have an answer, NaN if there is no passage; whether these passages are relevant;
+    and the number of relevant passages of each question in the corpus, at least 1."""
 
     scores: Float[ndarray, "questions depth"]
     relevant: Bool[ndarray, "questions depth"]
@@ -66,14 +61,8 @@ class RankedPassages:
 
 @dataclass(frozen=True)
 class PassagesKept:
-    """Passages of some questions that a threshold keeps.
-
-    Args:
-        questions: number of questions.
-        share: share of a question's relevant passages that is kept, averaged over questions, with its 95 % interval
-            from `low` to `high`.
-        passages: mean number of kept passages per question, relevant or not.
-    """
+    """Passages that a threshold keeps: the number of questions; the share of a question's relevant passages that is
+    kept, averaged over questions, with its 95 % interval; and the mean number of kept passages, relevant or not."""
 
     questions: int
     share: float
@@ -83,23 +72,11 @@ class PassagesKept:
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
-    """Choose the highest threshold that keeps the target share of the relevant passages of a further question.
+    """Choose the highest threshold that keeps the target share, above 0 and below 1, of the relevant passages of a
+    further question. Raise `MetricInputError` if the target is out of range, or there is no question.
 
-    Args:
-        passages: ranked passages of at least one question.
-        wanted: target for the expected share of its relevant passages, above 0 and below 1.
-
-    Returns:
-        The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
-        too many relevant passages are outside the rankings; `value` is then the largest share that could be kept.
-
-    Raises:
-        MetricInputError: the target is out of range, or there is no question.
-
-    Examples:
-        >>> scores = np.arange(40)[:, None] / 40
-        >>> choose_kept_threshold(RankedPassages(scores, scores >= 0, np.ones(40, int)), 0.9).score
-        0.075
+    It is the score of a passage. The target is out of reach if there are too few questions, or if too many relevant
+    passages are outside the rankings; `value` is then the largest share that could be kept.
     """
     fewest_questions(1 - wanted)  # checks the range
     if not len(passages):
@@ -117,11 +94,8 @@ def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
 
 
 def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0) -> PassagesKept:
-    """Compute the share of relevant passages and the number of passages that a threshold keeps.
-
-    Args:
-        worth: factor on the number of questions for the interval; below 1 if the questions chose the threshold.
-    """
+    """Compute the share of relevant passages and the number of passages that a threshold keeps. `worth` is a factor on
+    the number of questions for the interval; below 1 if the questions chose the threshold."""
     shares = passages.shares(threshold)
     low, high = wilson_by_query(shares, np.ones(len(shares)), worth)
     count = float((passages.scores >= threshold).sum(axis=1).mean())

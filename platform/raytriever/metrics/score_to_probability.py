@@ -22,6 +22,7 @@ from numpy import ndarray
 from scipy.special import expit
 
 from raytriever.core.reading.json_and_yaml import conform
+from raytriever.metrics.answer_confidence import least_log_loss
 from raytriever.metrics.metric_inputs import MetricInputError, check_queries, scores_of
 from raytriever.metrics.pair_threshold import ScoredPools
 from raytriever.metrics.selective_retrieval import BLOCK, bootstrap_interval
@@ -120,9 +121,8 @@ def checked_pairs(
     """Return scores of pairs in float64, and relevance as booleans."""
     scores, relevant = scores_of(scores, where).astype(np.float64), np.asarray(relevant)
     if relevant.shape != scores.shape or not len(scores):
-        raise MetricInputError(
-            f"{len(scores):,} scores and relevance of shape {relevant.shape}", where, "give both for at least one pair"
-        )
+        what = f"{len(scores):,} scores and relevance of shape {relevant.shape}"
+        raise MetricInputError(what, where, "give both for at least one pair")
     if not np.isfinite(scores).all():
         raise MetricInputError("a score is infinite", where, "leave such pairs out")
     return scores, relevant.astype(bool)
@@ -311,29 +311,16 @@ def fit_platt(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"
         >>> rt.metrics.fit_platt(np.array([0.2, 0.4, 0.6, 0.8]), np.array([False, False, True, True])).slope > 0
         True
     """
-    from scipy.optimize import minimize
-
     scores, relevant = checked_pairs(scores, relevant, _WHERE)
     positives, pairs = int(relevant.sum()), len(scores)
     targets = np.where(relevant, (positives + 1) / (positives + 2), 1 / (pairs - positives + 2))
     middle, spread = float(scores.mean()), float(scores.std())
-    inputs = np.stack([(scores - middle) / (spread or 1.0), np.ones(pairs)])
-
-    def loss(weights: ndarray) -> float:
-        odds = weights @ inputs
-        return float((np.logaddexp(0, odds) - targets * odds).mean())
-
-    def gradient(weights: ndarray) -> ndarray:
-        return inputs @ (expit(weights @ inputs) - targets) / pairs
-
-    def curvature(weights: ndarray) -> ndarray:
-        shares = expit(weights @ inputs)
-        return (inputs * (shares * (1 - shares))) @ inputs.T / pairs
-
+    inputs = np.stack([(scores - middle) / (spread or 1.0), np.ones(pairs)], axis=1)
     level = float(np.log(targets.sum() / (1 - targets).sum()))
-    if spread == 0 or gradient(np.array([0.0, level]))[0] >= 0:  # the likelihood is concave: no slope above 0 is better
+    # The likelihood is concave: if it does not rise with the slope at 0, no slope above 0 is better.
+    if spread == 0 or inputs[:, 0] @ (expit(level) - targets) >= 0:
         return PlattMap(0.0, level)
-    slope, intercept = minimize(loss, [0.0, level], jac=gradient, hess=curvature, method="trust-exact", tol=1e-9).x
+    slope, intercept = least_log_loss(inputs, targets, np.array([0.0, level]))
     return PlattMap(float(slope) / spread, float(intercept - slope * middle / spread))
 
 

@@ -81,10 +81,8 @@ def _abstention_area(scores: ndarray, values: ndarray) -> float:
 
 
 def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
-    """Resample the queries of each data set separately, with replacement; return how often each was sampled.
-
-    `counts` are the numbers of queries of the data sets, in the order of the queries.
-    """
+    """Resample the queries of each data set separately, with replacement; return how often each was sampled. `counts`
+    are the numbers of queries of the data sets, in the order of the queries."""
     rng = np.random.default_rng(seed)
     return np.concatenate(
         [rng.multinomial(count, np.full(count, 1 / count), size=samples) for count in counts], axis=1
@@ -93,9 +91,7 @@ def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float6
 
 def bootstrap_interval(values: Float[ndarray, " samples"], confidence: float = 0.95) -> tuple[float, float]:
     """Return the interval of a statistic from its values on resampled queries (percentile bootstrap; Efron, 1979).
-
-    Samples whose value is NaN are left out.
-    """
+    Samples whose value is NaN are left out."""
     check_confidence(confidence)
     finite = values[np.isfinite(values)]
     if not len(finite):
@@ -111,9 +107,8 @@ def checked_values(
     where = "selective retrieval"
     scores, values = scores_of(scores, where).astype(np.float64), scores_of(values, where).astype(np.float64)
     if not len(scores) or scores.shape != values.shape:
-        raise MetricInputError(
-            f"{len(scores):,} scores and {len(values):,} values", where, "give one of each for at least one query"
-        )
+        what = f"{len(scores):,} scores and {len(values):,} values"
+        raise MetricInputError(what, where, "give one of each for at least one query")
     return scores, values
 
 

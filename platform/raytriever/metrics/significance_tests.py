@@ -76,10 +76,6 @@ def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> T
 
     Args:
         errors: squared standard error v_i of each component, at least 0, and its degrees of freedom f_i, at least 1.
-
-    Examples:
-        >>> combined_t_test(0.02, [(0.003**2, 199), (0.008**2, 2)])  # the seeds decide
-        TTest(statistic=2.340..., p_value=0.119..., degrees=2.6...)
     """
     variance = sum(part for part, _ in errors)
     if variance == 0:

@@ -56,11 +56,8 @@ def write_settings(folder: Path, config: ModelConfig, precision: str) -> None:
 
 
 def whole_model(checkpoint: Path) -> Path:
-    """Return the model directory of a checkpoint, in the cache.
-
-    Raises:
-        StorageError: the checkpoint is damaged, or does not fit the model that its run names.
-    """
+    """Return the model directory of a checkpoint, in the cache. Raise `StorageError` if the checkpoint is damaged, or
+    does not fit the model that its run names."""
     pull(checkpoint)
     check_names(checkpoint)
     trained = read_json(checkpoint.parent / CHECKPOINTS, TrainedModel, _REMEDY, needed=True)
@@ -94,13 +91,8 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
 
 @dataclass(frozen=True)
 class Slice:
-    """Range of values of a flattened tensor.
-
-    Args:
-        values: values of the range, one-dimensional.
-        start: index of the first value in the flattened tensor.
-        shape: shape of the whole tensor.
-    """
+    """Range of values of a flattened tensor, one-dimensional, from the index `start` on; `shape` is that of the whole
+    tensor."""
 
     name: str
     values: Tensor
@@ -109,10 +101,8 @@ class Slice:
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices of these kinds, one kind after the other. Slices of the same name are together.
-
-    Each slice is read when the iterator reaches it.
-    """
+    """Yield all workers' slices of these kinds, one kind after the other. Slices of the same name are together. Each
+    slice is read when the iterator reaches it."""
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))
@@ -160,8 +150,7 @@ def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int
     for name, text in (tensors.metadata() or {}).items():
         fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)
         if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
-            raise StorageError(
-                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", OTHER_OUTPUT
-            )
+            what = "is damaged or changed: a start and a shape are expected"
+            raise StorageError(what, f"{file}: {name}", OTHER_OUTPUT)
         positions[name] = fields[0], tuple(fields[1])
     return positions

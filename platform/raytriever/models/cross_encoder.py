@@ -36,16 +36,12 @@ ACTIVATIONS = ("Identity", "Sigmoid")
 
 
 class CrossEncoder:
-    """Scorer of query-passage pairs; higher scores are more relevant.
+    """Scorer of query-passage pairs; higher scores are more relevant. The precision is `fp32` or `bf16`; `length` is
+    the maximum number of tokens of a pair, by default the limit of the model.
 
-    Args:
-        precision: `fp32` or `bf16`, the type of the weights.
-        length: maximum number of tokens of a pair, including special tokens; by default the limit of the model.
-
-    Raises:
-        ConfigError: the precision is `int8`.
-        ModelError: the directory is missing; it has no safetensors, no trained head or several labels; it has modules
-            besides a transformer; or its activation is neither a sigmoid nor the identity.
+    Raise `ConfigError` if the precision is `int8`. Raise `ModelError` if the directory is missing; it has no
+    safetensors, no trained head or several labels; it has modules besides a transformer; or its activation is neither a
+    sigmoid nor the identity.
     """
 
     @activity("loading the cross-encoder")
@@ -61,9 +57,8 @@ class CrossEncoder:
         model, report = load_weights(AutoModelForSequenceClassification, transformer.config, directory, torch.float32)
         check_loaded(model, report, directory)
         if model.config.num_labels != 1:
-            raise ModelError(
-                f"has {model.config.num_labels} labels", str(directory), "name a cross-encoder with one label"
-            )
+            what = f"has {model.config.num_labels} labels"
+            raise ModelError(what, str(directory), "name a cross-encoder with one label")
         self.activation = _activation(model.config, files.library)
         if self.activation not in ACTIVATIONS:
             what = f"has the activation {self.activation!r}"
@@ -75,9 +70,8 @@ class CrossEncoder:
         if limit < _SMALLEST:
             raise ModelError(f"reads {limit} tokens of a pair, fewer than {_SMALLEST}", str(directory), REMEDY)
         if length is not None and not _SMALLEST <= length <= limit:
-            raise ModelError(
-                f"reads {limit} tokens of a pair, not {length}", str(directory), f"give {_SMALLEST} to {limit}"
-            )
+            what = f"reads {limit} tokens of a pair, not {length}"
+            raise ModelError(what, str(directory), f"give {_SMALLEST} to {limit}")
         self.length = length or limit
         self._tokens = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
         self._model = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).eval()

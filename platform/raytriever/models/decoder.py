@@ -20,17 +20,12 @@ _PROBE_TOKENS = 6
 
 
 def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: Path) -> None:
-    """Let a tokenizer append its end token to every text, in place, or warn that last-token pooling reads none.
+    """Let a tokenizer append its end token to every text, in place, if `append_eos` is `yes`. `auto` and `no` change
+    nothing; `auto` warns if one of the pooling modes reads the last token and there is none.
 
     The change is made in the post-processor, which is stored in `tokenizer.json`. So the saved tokenizer appends the
-    token in every library. A tokenizer that already ends its texts with a special token does not change.
-
-    Args:
-        append_eos: `yes` appends the token; `auto` and `no` change nothing, and `auto` warns.
-        pooling: pooling modes, joined by `+`.
-
-    Raises:
-        ConfigError: the tokenizer has no end token to append.
+    token in every library. A tokenizer that already ends its texts with a special token does not change. Raise
+    `ConfigError` if the tokenizer has no end token to append.
     """
     if append_eos == "no" or (append_eos == "auto" and "last" not in pooling.split("+")):
         return
@@ -68,15 +63,10 @@ def _set_template(tokenizer: Any, before: list[str], end: str) -> None:
 
 
 def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path) -> None:
-    """Let every token attend to later tokens, or only to earlier ones, in place.
+    """Let every token attend to later tokens, or only to earlier ones, in place; None leaves the model as it is.
 
-    `config.is_causal` decides this in transformers 5, and it is saved in `config.json`.
-
-    Args:
-        bidirectional: None leaves the model as its `config.json` says.
-
-    Raises:
-        ModelError: transformers ignores the setting for this model.
+    `config.is_causal` decides this in transformers 5, and it is saved in `config.json`. Raise `ModelError` if
+    transformers ignores the setting for this model.
     """
     config = backbone.config
     is_set = getattr(config, "is_causal", None) is False or bool(getattr(config, "use_bidirectional_attention", False))
@@ -94,11 +84,8 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
 
 @torch.no_grad()
 def attends_to_later_tokens(backbone: Any, padding: int = 0) -> bool:
-    """Return True if later tokens affect the state of the first token. The model must be in evaluation mode.
-
-    Args:
-        padding: number of last tokens that are masked as padding.
-    """
+    """Return True if later tokens affect the state of the first token, with the last `padding` tokens masked. The model
+    must be in evaluation mode."""
     embeddings = backbone.get_input_embeddings().weight
     tokens = torch.arange(2 * _PROBE_TOKENS, device=embeddings.device).view(2, -1) % len(embeddings)
     tokens[:, 0] = 0

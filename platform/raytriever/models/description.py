@@ -84,11 +84,9 @@ def used_settings(config: ModelConfig, description: Description) -> dict[str, ob
 def describe(files: ModelFiles, config: ModelConfig) -> Description:
     """Return the description in a model directory, overridden by the user's settings.
 
-    Log one line if a setting overrides the pooling or similarity of the files, or if stored prompts do not apply.
-
-    Raises:
-        ModelError: a file is damaged or describes what raytriever does not support.
-        ConfigError: the settings name a prompt that the model does not store, or contradict each other.
+    Log one line if a setting overrides the pooling or similarity of the files, or if stored prompts do not apply. Raise
+    `ModelError` if a file is damaged or describes what raytriever does not support. Raise `ConfigError` if the settings
+    name a prompt that the model does not store, or contradict each other.
     """
     check_prompt_names(config)
     described = stored_description(files, config)
@@ -105,14 +103,8 @@ def describe(files: ModelFiles, config: ModelConfig) -> Description:
 
 
 def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
-    """Return the description in a model directory.
-
-    Args:
-        config: settings of the user, with which some of the files are not needed.
-
-    Raises:
-        ModelError: a file is damaged, or names something that is not supported.
-    """
+    """Return the description in a model directory. With some settings of the user, some of the files are not needed.
+    Raise `ModelError` if a file is damaged, or names something that is not supported."""
     where = files.directory
     if files.own is not None:
         settings, where = files.own, files.directory / OWN_FILE

@@ -16,10 +16,8 @@ from raytriever.core.terminal import one_line, warn
 
 
 def default_device() -> torch.device:
-    """Return the GPU if this process can use one, otherwise the CPU.
-
-    If `CUDA_VISIBLE_DEVICES` names a GPU, or its driver does not work, one line says why no GPU is used.
-    """
+    """Return the GPU if this process can use one, otherwise the CPU. If `CUDA_VISIBLE_DEVICES` names a GPU, or its
+    driver does not work, one line says why no GPU is used."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
@@ -40,15 +38,11 @@ def _report(line: str) -> None:
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:
-    """Return the precision, `fp32`, `bf16` or `int8`; for None, the faster of the first two on this device.
-
-    Raises:
-        ConfigError: `bf16` is requested on a GPU that lacks it, or `int8` on a GPU.
-    """
+    """Return the precision, `fp32`, `bf16` or `int8`; for None, the faster of the first two on this device. Raise
+    `ConfigError` if `bf16` is requested on a GPU that lacks it, or `int8` on a GPU."""
     if device.type == "cuda" and precision == "int8":
-        raise ConfigError(
-            "int8 encodes on a CPU only", setting("precision"), "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES="
-        )
+        what = "int8 encodes on a CPU only"
+        raise ConfigError(what, setting("precision"), "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES=")
     if device.type == "cuda" and precision != "fp32":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:

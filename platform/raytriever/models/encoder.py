@@ -32,12 +32,9 @@ READ_CONFIG = ("falcon",)
 class Encoder(nn.Module):
     """Encoder of tokens into float32 embeddings, `[texts, width]`.
 
-    Args:
-        backbone: a transformers model that returns `last_hidden_state`.
-        normalize: scale every embedding to length one, so that a dot product is the cosine.
-        pooling: a mode of `pooling.MODES`, or several joined by `+`.
-        truncate_dim: number of first components to keep, before normalization; None for all.
-        head: modules between pooling and truncation.
+    The pooling is a mode of `pooling.MODES`, or several joined by `+`; `head` are the modules after it. `truncate_dim`
+    is the number of first components to keep, before normalization; None for all. `normalize` scales every embedding to
+    length one, so that a dot product is the cosine.
     """
 
     def __init__(
@@ -82,10 +79,7 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
         """Encode one packed batch, or a padded one with `input_ids`, `attention_mask` and, if used, `token_type_ids`.
-
-        Args:
-            left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
-        """
+        `left_out` is the number of first tokens of each text that are not pooled; an integer, or `[texts]`."""
         if is_packed(tokens):
             states = packed_states(self.backbone, tokens)
             return self.finish(pool_packed(states, tokens["starts"], self.pooling, left_out))
@@ -117,17 +111,11 @@ def hidden_size(backbone: nn.Module) -> int:
 
 
 def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, weights: bool = True) -> nn.Module:
-    """Load a transformers model from its safetensors, without running code of its directory.
+    """Load a transformers model from its safetensors, without running code of its directory. Without `weights` it is on
+    the meta device. Stored weights of another type are converted one at a time.
 
-    A pooler without weights in the files is removed, as in a model without a pooler.
-
-    Args:
-        transformer: folder and configuration of the model.
-        dtype: type of the weights; stored weights of another type are converted one at a time.
-        weights: if False, weights are not read, and the model is on the meta device.
-
-    Raises:
-        ModelError: files are missing or damaged, do not belong to a text encoder, or lack some of its weights.
+    A pooler without weights in the files is removed, as in a model without a pooler. Raise `ModelError` if files are
+    missing or damaged, do not belong to a text encoder, or lack some of its weights.
     """
     directory, config = transformer.folder, transformer.config
     disable_cache(config)
@@ -152,9 +140,8 @@ def _model_class(config: Any, directory: Path) -> Any:
     if config.model_type in ENCODERS_WITH_DECODER:
         return AutoModelForTextEncoding
     if config.is_encoder_decoder:
-        raise ModelError(
-            f"is an encoder with a decoder ({config.model_type})", str(directory), "give a text encoder, such as a BERT"
-        )
+        what = f"is an encoder with a decoder ({config.model_type})"
+        raise ModelError(what, str(directory), "give a text encoder, such as a BERT")
     return AutoModel
 
 
@@ -170,16 +157,13 @@ def _check_text_encoder(model: Any, directory: Path) -> None:
     config = model.config
     reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
     if not reads_tokens:
-        raise ModelError(
-            f"is not a text encoder ({config.model_type})", str(directory), "give a text encoder, such as a BERT"
-        )
+        what = f"is not a text encoder ({config.model_type})"
+        raise ModelError(what, str(directory), "give a text encoder, such as a BERT")
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
     """Set the probability of every dropout of a transformer, also in its attention. Adapters keep their own dropout.
-
-    Modules of transformers store it in an `nn.Dropout`, or as a float such as `attention_dropout` or `attn_pdrop`.
-    """
+    Modules of transformers store it in an `nn.Dropout`, or as a float such as `attention_dropout` or `attn_pdrop`."""
     for name, submodule in module.named_modules():
         if DROPOUT in name.split("."):
             continue
@@ -200,14 +184,8 @@ def _set_probabilities(holder: Any, probability: float) -> None:
 
 @torch.no_grad()
 def check_precision(backbone: nn.Module, precision: str) -> None:
-    """Check, with two short texts, that a transformers model computes in its precision and the active autocast.
-
-    Args:
-        precision: name of the precision for the error message.
-
-    Raises:
-        ConfigError: an operation of the model does not exist in this precision, such as the Fourier transform in bf16.
-    """
+    """Check, with two short texts, that a transformers model computes in a precision, whose autocast is active. Raise
+    `ConfigError` if an operation of the model does not exist in it, such as the Fourier transform in bf16."""
     device = next(backbone.parameters()).device
     tokens = torch.zeros(2, 4, dtype=torch.long, device=device)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -129,14 +128,8 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """Embeddings that a GPU may still compute.
-
-    Args:
-        values: embeddings on the CPU, in the order of the batches.
-        order: index of the text of each embedding.
-        texts: number of texts; a text without an embedding gets zeros.
-        computed: event after the last copy; None on a CPU.
-    """
+    """Embeddings on the CPU that a GPU may still compute, in the order of the batches, and the index of the text of
+    each. A text without an embedding gets zeros. `computed` is the event after the last copy; None on a CPU."""
 
     values: Float32[torch.Tensor, "encoded width"]
     order: Sequence[int]
@@ -162,31 +155,16 @@ class BatchEncoder(nn.Module):
     packs: bool
     is_int8: bool
     is_local = True
+    padded_length: Callable[[int], int]
+    pad: Callable[..., TokenBatch]
+    pack: Callable[..., TokenBatch]
+    prompt_lengths: Callable[..., list[int] | None]
+    encode: Callable[..., torch.Tensor]
 
     @property
-    @abstractmethod
     def width(self) -> int:
         """Embedding dimension."""
-
-    @abstractmethod
-    def padded_length(self, tokens: int) -> int:
-        """Return the length to which a text of this number of tokens is padded, apart from the batch."""
-
-    @abstractmethod
-    def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pad texts to the longest one."""
-
-    @abstractmethod
-    def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pack texts of one side without padding."""
-
-    @abstractmethod
-    def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
-        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled."""
-
-    @abstractmethod
-    def encode(self, tokens: TokenBatch, side: Side) -> torch.Tensor:
-        """Return the embeddings of one side, `[texts, width]`."""
+        return int(self.query.width)
 
     @property
     def device(self) -> torch.device:
@@ -242,16 +220,13 @@ class BatchEncoder(nn.Module):
         on_progress: Callable[[int], None] | None = None,
         prompt: str | Sequence[str] | None = None,
     ) -> PendingEmbeddings:
-        """Encode batches, without waiting for a GPU to compute them.
+        """Encode batches, given as indices of inputs of `Retriever.assemble`, without waiting for a GPU to compute
+        them.
 
         On a CPU, several threads encode a batch each. That is faster than all cores on one batch, because no core waits
-        for another between two layers or while Python runs. The model is put into evaluation mode.
-
-        Args:
-            inputs: token ids of the texts; see `Retriever.assemble`.
-            rows: indices of the texts of each batch; a batch may be empty.
-            on_progress: called with the number of texts of each batch, when it is encoded, or queued on a GPU.
-            prompt: prompt that all texts begin with, or one for each; by default that of the side.
+        for another between two layers or while Python runs. The model is put into evaluation mode. `on_progress` is
+        called with the number of texts of each batch, when it is encoded, or queued on a GPU. All texts begin with one
+        prompt, by default that of the side, or with one each.
         """
         device = self.device
         on_gpu = device.type == "cuda"

@@ -30,11 +30,8 @@ _POOLER = "pooler"
 
 
 def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
-    """Add new adapters to a transformers model, in place, and freeze all other weights.
-
-    Raises:
-        ConfigError: `peft` is not installed, or no linear layer has a requested name.
-    """
+    """Add new adapters to a transformers model, in place, and freeze all other weights. Raise `ConfigError` if `peft`
+    is not installed, or no linear layer has a requested name."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -64,10 +61,8 @@ def share_frozen(one: nn.Module, other: nn.Module) -> None:
 
 @torch.no_grad()
 def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
-    """Return the weights with the adapters merged, under their original names; None if there are no adapters.
-
-    The backbone does not change, so training can continue. The result needs memory for a copy of the adapted layers.
-    """
+    """Return the weights with the adapters merged, under their original names; None if there are no adapters. The
+    backbone does not change, so training can continue. The result needs memory for a copy of the adapted layers."""
     layers: dict[str, Any] = {
         name: module for name, module in backbone.named_modules() if isinstance(getattr(module, _BASE, None), nn.Module)
     }
@@ -85,11 +80,8 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
 
 
 def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
-    """Write the adapters in `peft`'s format, which sentence-transformers and transformers load onto the base.
-
-    Args:
-        config: settings of the model, which name the base. A local base is named by its absolute path.
-    """
+    """Write the adapters in `peft`'s format, which sentence-transformers and transformers load onto the base that the
+    settings name. A local base is named by its absolute path."""
     (settings,) = backbone.peft_config.values()
     is_local = config.model == MINILM or expanded(config.model).exists()
     settings.base_model_name_or_path = str(Path(backbone.name_or_path).absolute()) if is_local else config.model
@@ -119,9 +111,8 @@ def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
     for name in names:
         if not any(_ends(layer, name) for layer in linear):
             endings = {layer.rsplit(".", 1)[-1] for layer in linear}
-            raise ConfigError(
-                f"the encoder has no linear layer {name!r}", setting("lora_targets"), did_you_mean(name, endings)
-            )
+            what = f"the encoder has no linear layer {name!r}"
+            raise ConfigError(what, setting("lora_targets"), did_you_mean(name, endings))
     return [layer for layer in linear if any(_ends(layer, name) for name in names)]
 
 

@@ -16,31 +16,16 @@ SIMILARITIES = ("cosine", "dot")
 TOWERS = ("shared", "separate")
 # Settings that affect embeddings; the other settings affect training only.
 READING = (
-    "model",
-    "revision",
-    "pooling",
-    "similarity",
-    "towers",
-    "query_prompt",
-    "passage_prompt",
-    "query_prompt_name",
-    "passage_prompt_name",
-    "dataset_prompts",
-    "query_length",
-    "passage_length",
-    "truncate_dim",
-    "append_eos",
+    "model", "revision", "pooling", "similarity", "towers", "query_prompt", "passage_prompt", "query_prompt_name",
+    "passage_prompt_name", "dataset_prompts", "query_length", "passage_length", "truncate_dim", "append_eos",
     "bidirectional",
-)
+)  # fmt: skip
 APPEND_EOS = ("auto", "yes", "no")
 
 
 def read_append_eos(value: str | bool) -> str:
-    """Return one of `APPEND_EOS`. YAML reads an unquoted yes or no as true or false.
-
-    Raises:
-        ValueError: the value is none of these.
-    """
+    """Return one of `APPEND_EOS`. YAML reads an unquoted yes or no as true or false. Raise `ValueError` if the value is
+    none of these."""
     name = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
     if name not in APPEND_EOS:
         raise ValueError(f"choose from {', '.join(APPEND_EOS)}")
@@ -48,11 +33,8 @@ def read_append_eos(value: str | bool) -> str:
 
 
 def read_pooling(text: str) -> str:
-    """Check a pooling: one mode, or several joined by `+`, whose vectors are concatenated.
-
-    Raises:
-        ValueError: a mode is unknown or repeated.
-    """
+    """Check a pooling: one mode, or several joined by `+`, whose vectors are concatenated. Raise `ValueError` if a mode
+    is unknown or repeated."""
     modes = text.split("+")
     unknown = [mode for mode in modes if mode not in POOLINGS]
     if unknown:

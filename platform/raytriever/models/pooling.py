@@ -28,11 +28,6 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
         mask: 1 for tokens, 0 for padding.
         pooling: a mode of `MODES`, or several joined by `+`, whose vectors are concatenated.
         left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
-
-    Example:
-        >>> states, mask = torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]])
-        >>> pool(states, mask, "mean+max")
-        tensor([[2., 3.]])
     """
     places = mask.cumsum(1)  # 1 for the first token of a text, also after padding
     if isinstance(left_out, Tensor):
@@ -44,13 +39,8 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
 def pool_packed(
     states: Float[Tensor, "tokens width"], starts: Int32[Tensor, " bounds"], pooling: str, left_out: int | Tensor = 0
 ) -> Float[Tensor, "texts pooled"]:
-    """Return one float32 vector per packed text; equals `pool` except for rounding.
-
-    Args:
-        starts: index of the first token of each text, and the number of tokens.
-        pooling: a mode of `MODES`, or several joined by `+`.
-        left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
-    """
+    """Return one float32 vector per packed text; equals `pool` except for rounding. `starts` has the index of the first
+    token of each text, and the number of tokens."""
     starts = starts.long()
     lengths = starts.diff()
     if not isinstance(left_out, Tensor):
@@ -61,13 +51,7 @@ def pool_packed(
 
 @dataclass(frozen=True)
 class _Packed:
-    """Packed texts.
-
-    Args:
-        starts: index of the first token of each text, and the number of tokens.
-        lengths: number of tokens of each text.
-        left_out: number of first tokens of each text that are not pooled.
-    """
+    """Packed texts; see `pool_packed`. `lengths` and `left_out` are numbers of tokens of each text."""
 
     states: Float[Tensor, "tokens width"]
     starts: Int64[Tensor, " bounds"]

@@ -66,14 +66,9 @@ class Prompts:
 
 @dataclass(frozen=True)
 class PromptTable:
-    """Prompts of a model for any data set.
-
-    Args:
-        query, passage: prompts for data sets that have none under their names.
-        stored: prompts of the model by name.
-        own: prompts of the user by name, which precede all others.
-        fixed: sides whose prompt the user passed for all data sets; stored prompts are not used for them.
-    """
+    """Prompts of a model for any data set: those of data sets without prompts of their names, those that the model
+    stores by name, and the user's own by name, which precede all others. `fixed` are the sides whose prompt the user
+    passed for all data sets; stored prompts are not used for them."""
 
     query: str = ""
     passage: str = ""
@@ -82,11 +77,8 @@ class PromptTable:
     fixed: frozenset[Side] = frozenset()
 
     def of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return the prompts of a data set with these names, the most specific name first.
-
-        Raises:
-            ModelError: a prompt has a placeholder other than one for the title of passages.
-        """
+        """Return the prompts of a data set with these names, the most specific name first. Raise `ModelError` if a
+        prompt has a placeholder other than one for the title of passages."""
         query, query_name = self._find("query", names, task_type) or (self.query, "")
         passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
         for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
@@ -108,15 +100,8 @@ class PromptTable:
         return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
 
     def check(self, names: Iterable[str], every: bool = False) -> None:
-        """Check that the user's prompts belong to the data sets in use.
-
-        Args:
-            names: names of the data sets.
-            every: require that every prompt belongs to one of them; otherwise one such prompt is enough.
-
-        Raises:
-            ConfigError: a prompt belongs to no data set; the error suggests a name.
-        """
+        """Raise `ConfigError` if none of the user's prompts belongs to the data sets in use, or with `every` if one of
+        them does not; the error suggests a name."""
         known = list(dict.fromkeys(map(_stem, names)))
         possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
         others = [name for name in self.own if name.casefold() not in possible]
@@ -141,11 +126,8 @@ def fill_title(prompt: str, title: str = "") -> str:
 
 
 def prompt_by_name(name: str, stored: Mapping[str, str], prompt: str) -> str:
-    """Return a prompt that a model stores, for the setting `prompt` (`query_prompt` or `passage_prompt`).
-
-    Raises:
-        ConfigError: the model stores no prompt of this name.
-    """
+    """Return a prompt that a model stores, for the setting `prompt` (`query_prompt` or `passage_prompt`). Raise
+    `ConfigError` if the model stores no prompt of this name."""
     if name in stored:
         return stored[name]
     remedy = did_you_mean(name, stored) if stored else f"the model stores none; give {setting(prompt)}"
@@ -162,12 +144,10 @@ def read_prompts(value: Any) -> dict[str, str]:
     """Read the prompts of data sets: a mapping or its JSON text, as sentence-transformers' `prompts`.
 
     `{"scifact": {"query": "a", "passage": "b"}}` and `{"scifact-query": "a", "scifact-document": "b"}` are the same.
+    Raise `ValueError` if the value has another form; the message says what to give.
 
     Returns:
         Texts by name; see the module.
-
-    Raises:
-        ValueError: the value has another form; the message says what to give.
     """
     if isinstance(value, str):
         try:
@@ -192,15 +172,8 @@ def read_prompts(value: Any) -> dict[str, str]:
 
 
 def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
-    """Check that a prompt leaves tokens for the text.
-
-    Args:
-        tokens: number of tokens of the prompt.
-        length: maximum number of tokens of prompt and text, without special tokens.
-
-    Raises:
-        ModelError: the prompt leaves no tokens.
-    """
+    """Raise `ModelError` if a prompt of some tokens leaves none for the text; `length` tokens may have both, without
+    special tokens."""
     if tokens >= max(1, length):
         what = f"the prompt {prompt[:40]!r} has {tokens} tokens, of at most {length}, and leaves no room for the text"
         remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"

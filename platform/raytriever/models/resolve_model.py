@@ -38,17 +38,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the local directory of a model.
-
-    Args:
-        name: `minilm`, a local directory, a checkpoint of a run, or a hub name such as `intfloat/e5-base-v2`.
-        revision: commit, tag or branch of a hub model.
-        weights: if False, only the other files of a hub model are downloaded, not its weights.
-
-    Raises:
-        ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
-        StorageError: the checkpoint is damaged, or does not fit the model that its run names.
-    """
+    """Return the local directory of `minilm`, a directory, a checkpoint of a run, or a hub name such as
+    `intfloat/e5-base-v2`. Without `weights`, only the other files of a hub model are downloaded. Raise `ModelError` if
+    the model does not exist, its digest is wrong, or the hub cannot be reached. Raise `StorageError` if the checkpoint
+    is damaged, or does not fit the model that its run names."""
     name = copy_of(name)
     complete(Path(name))
     path = expanded(name)
@@ -83,14 +76,9 @@ _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
 
 
 def merged_model(directory: Path, weights: bool = True) -> Path:
-    """Return the directory of the base model with the adapters of `directory` merged into it.
-
-    Args:
-        weights: if False, return the directory of the base itself, whose layers have the same shapes.
-
-    Raises:
-        ModelError: a file is missing or damaged, the base cannot be found, or the adapters belong to another model.
-    """
+    """Return the directory of the base model with the adapters of `directory` merged into it; without `weights` that of
+    the base itself, whose layers have the same shapes. Raise `ModelError` if a file is missing or damaged, the base
+    cannot be found, or the adapters belong to another model."""
     settings = read_model_file(directory / ADAPTER, dict[str, Any])
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"holds adapters of type {settings.get('peft_type')!r}", str(directory), "give LoRA adapters")
@@ -107,10 +95,8 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
 def keep_model(decides: Any, meta: dict[str, str], write: Callable[[Path], None]) -> Path:
     """Return the directory of a complete model in the cache. It counts as in use while this process lives.
 
-    Args:
-        decides: JSON value of everything that the content depends on; the cache key is its digest.
-        meta: origin of the model, for the manifest.
-        write: writes the model to an empty directory; called only if the cache has no such model.
+    The key is the digest of `decides`, a JSON value of everything that the content depends on. `meta` is its origin,
+    for the manifest. `write` writes the model to an empty directory; it is called only if the cache has no such model.
     """
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "merged" / key
@@ -188,9 +174,8 @@ def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"its adapters do not fit {transformer.folder} ({reason})", str(directory), remedy) from error
     if unexpected:
-        raise ModelError(
-            f"its adapters do not fit {transformer.folder}, which has no {unexpected[0]}", str(directory), remedy
-        )
+        what = f"its adapters do not fit {transformer.folder}, which has no {unexpected[0]}"
+        raise ModelError(what, str(directory), remedy)
     backbone.save_pretrained(target, state_dict=merged_weights(backbone))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, ModelError, setting
+from raytriever.models import packed_attention
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, prompt_table
 from raytriever.models.directory.head import head_text, load_head
@@ -29,12 +30,6 @@ from raytriever.models.directory.transformer_settings import Transformer
 from raytriever.models.encoder import Encoder, load_backbone
 from raytriever.models.inference import BatchEncoder
 from raytriever.models.model_settings import ModelConfig
-from raytriever.models.packed_attention import (
-    first_position,
-    packing_obstacle,
-    use_packed_attention,
-    use_repeatable_embeddings,
-)
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack, spans
 from raytriever.models.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
 from raytriever.models.resolve_model import read_files
@@ -49,14 +44,11 @@ _INT8_MULTIPLE = 8  # in int8, padded lengths are multiples of this number of to
 
 
 class Retriever(BatchEncoder):
-    """Two towers (the same module if shared) with their tokenizer.
+    """Two towers (the same module if shared) with their tokenizer, and prompts by data set, by default those of the
+    description.
 
-    Args:
-        prompts: prompts by data set; by default those of the description.
-
-    Attributes:
-        packs: True if batches are packed instead of padded; see `choose_packing`.
-        is_int8: True if linear layers multiply 8-bit integers; see `load_for_encoding`.
+    Batches are packed instead of padded if `packs`; see `choose_packing`. Linear layers multiply 8-bit integers if
+    `is_int8`; see `load_for_encoding`.
     """
 
     def __init__(
@@ -78,10 +70,8 @@ class Retriever(BatchEncoder):
         self.is_int8 = False
 
     def choose_packing(self, precision: str) -> None:
-        """Pack batches on CUDA in bf16 if the towers can encode packed texts; else pad them.
-
-        In fp32 and on a CPU there is no kernel for packed texts, so attention would be computed text by text.
-        """
+        """Pack batches on CUDA in bf16 if the towers can encode packed texts; else pad them. In fp32 and on a CPU there
+        is no kernel for packed texts, so attention would be computed text by text."""
         self.packs = False
         if self.device.type != "cuda":
             return
@@ -89,10 +79,10 @@ class Retriever(BatchEncoder):
         torch.backends.cuda.enable_cudnn_sdp(False)
         obstacles = []
         for tower in (self.query, self.passage):
-            use_repeatable_embeddings(tower.backbone)
-            obstacle = packing_obstacle(tower.backbone)
+            packed_attention.use_repeatable_embeddings(tower.backbone)
+            obstacle = packed_attention.packing_obstacle(tower.backbone)
             if obstacle is None:
-                use_packed_attention(tower.backbone)
+                packed_attention.use_packed_attention(tower.backbone)
             else:
                 obstacles.append(obstacle)
         if precision != "bf16":
@@ -102,11 +92,6 @@ class Retriever(BatchEncoder):
         self.packs = not obstacles
         if obstacles:
             log.debug("Texts are padded: %s.", obstacles[0])
-
-    @property
-    def width(self) -> int:
-        """Embedding dimension."""
-        return self.query.width
 
     def summary(self) -> str:
         """Describe in one line how the model encodes: pooling, head, similarity, lengths, prompts and precision."""
@@ -142,10 +127,8 @@ class Retriever(BatchEncoder):
             check_length(prompt, len(content), length - special, side)
 
     def passes(self, queries: Buckets, passages: Buckets) -> list[tuple[Buckets, Side]]:
-        """Return the encoding passes of a batch: one for both sides if they are packed for one tower, else two.
-
-        Queries come first, then passages.
-        """
+        """Return the encoding passes of a batch: one for both sides if they are packed for one tower, else two. Queries
+        come first, then passages."""
         if self.query is self.passage and is_packed(queries.buckets[0]) and is_packed(passages.buckets[0]):
             return [(join_sides(queries, passages), "passage")]
         return [(queries, "query"), (passages, "passage")]
@@ -153,14 +136,9 @@ class Retriever(BatchEncoder):
     def contents(
         self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None
     ) -> list[Int64[ndarray, " tokens"]]:
-        """Return the token ids of each text of one side with its prompt, as prepared data sets store them.
-
-        They have no special tokens and are not truncated.
-
-        Args:
-            prompt: prompt of all texts, or one for each; by default that of the side. In a prompt of all texts, the
-                placeholder of the title becomes `none`.
-        """
+        """Return the token ids of each text of one side with its prompt, as prepared data sets store them: without
+        special tokens, and not truncated. The prompt is that of all texts, or one for each; by default that of the
+        side. In a prompt of all texts, the placeholder of the title becomes `none`."""
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
         prompts = [fill_title(prompt)] * len(texts) if isinstance(prompt, str) else prompt
@@ -190,10 +168,8 @@ class Retriever(BatchEncoder):
         return max(tokens, min(-(-tokens // _INT8_MULTIPLE) * _INT8_MULTIPLE, most))
 
     def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pad texts to the longest one. Return `input_ids` and `attention_mask`, `[texts, tokens]` int64.
-
-        With `prompt_lengths`, the result also has `left_out`; see `packing`.
-        """
+        """Pad texts to the longest one. Return `input_ids` and `attention_mask`, `[texts, tokens]` int64. With
+        `prompt_lengths`, the result also has `left_out`; see `packing`."""
         tokens = self.template.pad(token_ids, self.padded_length(max(map(len, token_ids), default=0)))
         if prompt_lengths is not None:
             tokens["left_out"] = torch.tensor(prompt_lengths, dtype=torch.int64)
@@ -202,7 +178,7 @@ class Retriever(BatchEncoder):
     def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
         """Pack texts of one side without padding; see `packing`."""
         tower = self.query if side == "query" else self.passage
-        return pack(token_ids, first_position(tower.backbone), prompt_lengths)
+        return pack(token_ids, packed_attention.first_position(tower.backbone), prompt_lengths)
 
     def batch_of(
         self,
@@ -211,13 +187,9 @@ class Retriever(BatchEncoder):
         prompt: str | Sequence[str] | None = None,
         tokens: int | None = None,
     ) -> Buckets:
-        """Turn contents of one side into inputs of the encoder: packed, or in buckets of similar length.
-
-        Args:
-            contents: token ids of each text with its prompt and without special tokens, of any integer type.
-            prompt: prompt that all contents begin with, or one for each; by default that of the side.
-            tokens: maximum number of tokens to encode at once, padding included; None for no limit.
-        """
+        """Turn contents of one side into inputs of the encoder: packed, or in buckets of similar length. Contents are
+        token ids of any integer type; the prompt that they begin with is that of the side by default. At most `tokens`
+        tokens, padding included, are encoded at once; None for no limit."""
         on_cpu = self.device.type == "cpu"
         inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
         if self.packs:
@@ -227,11 +199,8 @@ class Retriever(BatchEncoder):
         return fill_buckets(inputs, self.pad, CPU_BUCKET_TOKENS if on_cpu else None, lengths, tokens)
 
     def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
-        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled.
-
-        Args:
-            prompt: prompt of all texts, or of each; by default that of the side.
-        """
+        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled. The prompt is
+        that of all texts, or one for each; by default that of the side."""
         if self.description.pool_prompt:
             return None
         if prompt is None:
@@ -272,17 +241,9 @@ class Retriever(BatchEncoder):
 
 @activity("loading the encoder")
 def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weights: bool = True) -> Retriever:
-    """Load the model that a configuration names, in evaluation mode.
-
-    Args:
-        config: settings of the model.
-        dtype: type of the transformers' weights.
-        weights: if False, weights are not read: their sizes are checked, and the towers are on the meta device.
-
-    Raises:
-        ModelError: the model cannot be found, trusted or read.
-        ConfigError: `truncate_dim` exceeds the embedding dimension.
-    """
+    """Load the model that a configuration names, in evaluation mode. Without `weights` their sizes are checked, and the
+    towers are on the meta device. Raise `ModelError` if the model cannot be found, trusted or read. Raise `ConfigError`
+    if `truncate_dim` exceeds the embedding dimension."""
     files = read_files(config)
     directory, description = files.directory, describe(files, config)
     transformers = {side: pipeline.transformer for side, pipeline in files.sides.items()}
@@ -337,13 +298,8 @@ def _load_tower(
     dtype: torch.dtype,
     weights: bool,
 ) -> Encoder:
-    """Load one tower.
-
-    Args:
-        source: files of the transformer, or the loaded transformer of the other tower.
-        loaded: modules of the other tower by their folders, which this tower shares.
-        dtype: type of the transformer's weights; modules after the pooling are float32.
-    """
+    """Load one tower from the files of its transformer, or with the loaded transformer of the other tower, whose
+    modules in `loaded` it shares. `dtype` is that of the transformer; modules after the pooling are float32."""
     with nullcontext() if weights else torch.device("meta"):
         backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)
         if isinstance(source, Transformer):

@@ -42,13 +42,9 @@ _PACKAGE = "sentence_transformers.models"
 
 
 def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig | None = None) -> None:
-    """Write weights, tokenizer and settings into an existing, empty directory.
-
-    Args:
-        retriever: the model; its adapters are merged into the written weights.
-        adapters_of: settings that name the base model. If they are given, the adapters are written in `peft`'s format
-            instead of the transformers' weights, and sentence-transformers loads them onto the base.
-    """
+    """Write weights, tokenizer and settings into an existing, empty directory. Adapters are merged into the weights. If
+    settings of the base model are given as `adapters_of`, the adapters are written instead in `peft`'s format, and
+    sentence-transformers loads them onto the base."""
     description = retriever.description
     if adapters_of is None:
         _write_json(directory / OWN_FILE, asdict(description))
@@ -142,11 +138,8 @@ def _whole_head(tower: Encoder) -> list[nn.Module]:
 def _write_head(
     head: Sequence[nn.Module], directory: Path, prefix: str, first: int, written: dict[int, str]
 ) -> list[tuple[str, str]]:
-    """Write modules after the pooling; return their names and classes.
-
-    Args:
-        written: names of modules that were already written for the other tower, by `id`; shared ones are reused.
-    """
+    """Write modules after the pooling; return their names and classes. `written` has the names of modules that were
+    written for the other tower, by `id`; shared ones are reused."""
     modules = []
     for number, module in enumerate(head, first):
         kind = DENSE if isinstance(module, Dense) else DROPOUT if isinstance(module, nn.Dropout) else NORMALIZE

@@ -24,30 +24,21 @@ from raytriever.models.directory.model_files import log_once, model_errors, quie
 from raytriever.models.directory.transformer_settings import Transformer
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-)
+    "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model",
+)  # fmt: skip
 
 
 def load_tokenizer(transformer: Transformer) -> Any:
     """Load the tokenizer of a transformer, without running code of its directory.
 
     sentence-transformers' settings for the tokenizer are applied. A tokenizer without a padding token pads with its end
-    token or else its unknown token, and one line is logged.
-
-    Raises:
-        ModelError: the files are missing or damaged.
+    token or else its unknown token, and one line is logged. Raise `ModelError` if the files are missing or damaged.
     """
     directory = transformer.folder
     # Without any of these files, transformers silently creates a tokenizer with an empty vocabulary.
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(
-            "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json"
-        )
+        what = "has no tokenizer"
+        raise ModelError(what, str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json")
     config = transformer.config
     with model_errors(directory, "has a tokenizer that cannot be loaded"), quiet_transformers(warnings=False):
         from transformers import AutoTokenizer
@@ -63,7 +54,7 @@ def load_tokenizer(transformer: Transformer) -> Any:
     embedded = getattr(config, "vocab_size", None)
     if tokenizer.is_fast and embedded is not None:
         _drop_tokens(tokenizer, embedded)
-    if transformer.lowers_case:
+    if transformer.settings.get("do_lower_case"):
         _lower_case(tokenizer)
     _choose_padding(tokenizer, directory)
     return tokenizer
@@ -130,19 +121,16 @@ def _choose_padding(tokenizer: Any, directory: Path) -> None:
 def content_tokenizer_json(tokenizer: Any) -> str:
     """Return a transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
 
-    With this library alone, a process computes contents by
-    `Tokenizer.from_str(json).encode_batch_fast(texts, add_special_tokens=False)`.
-
-    Raises:
-        ModelError: the tokenizer is not based on this library, or has a setting that its JSON cannot express.
+    With this library alone, a process computes contents by `Tokenizer.from_str(json).encode_batch_fast(texts,
+    add_special_tokens=False)`. Raise `ModelError` if the tokenizer is not based on this library, or has a setting that
+    its JSON cannot express.
     """
     from tokenizers import Tokenizer
 
     require_fast(tokenizer)
     if tokenizer.split_special_tokens:
-        raise ModelError(
-            "split_special_tokens is not supported", str(tokenizer.name_or_path), "remove it from tokenizer_config.json"
-        )
+        what = "split_special_tokens is not supported"
+        raise ModelError(what, str(tokenizer.name_or_path), "remove it from tokenizer_config.json")
     # A copy, because a tokenizer remembers the truncation and padding of its file or of its last call.
     content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     content.no_truncation()
@@ -159,14 +147,9 @@ def require_fast(tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """Template by which a tokenizer turns the content of a text into the input of an encoder.
-
-    Args:
-        before, after: ids of the special tokens before and after the content.
-        keep_end: truncate a long text on the left, not on the right.
-        pad_token: id of the padding token.
-        pad_left: pad on the left, not on the right.
-    """
+    """Template by which a tokenizer turns the content of a text into the input of an encoder: the ids of the special
+    tokens before and after the content, the side on which a long text is truncated, and the token and the side of
+    padding."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -176,11 +159,8 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:
-        """Derive the template from the outputs of a transformers tokenizer for a few texts.
-
-        Raises:
-            ModelError: the tokenizer has no padding token, or does more than add fixed tokens before and after a text.
-        """
+        """Derive the template from the outputs of a transformers tokenizer for a few texts. Raise `ModelError` if the
+        tokenizer has no padding token, or does more than add fixed tokens before and after a text."""
         require_fast(tokenizer)
         if tokenizer.pad_token_id is None:
             remedy = 'set "pad_token" in tokenizer_config.json, for example to the end-of-text token'
@@ -222,10 +202,8 @@ class Template:
     def pad(
         self, inputs: Sequence[ndarray | Sequence[int]], least: int = 0
     ) -> dict[str, Int64[Tensor, "texts tokens"]]:
-        """Pad inputs to the length of the longest one, at least `least` tokens.
-
-        Return `input_ids`, and `attention_mask` with 1 for tokens.
-        """
+        """Pad inputs to the length of the longest one, at least `least` tokens. Return `input_ids`, and
+        `attention_mask` with 1 for tokens."""
         lengths = np.array([len(ids) for ids in inputs])
         columns = np.arange(lengths.max(initial=least))
         if self.pad_left:

@@ -49,11 +49,8 @@ _REMEDY = "correct MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current
 
 
 def check_uri(uri: str) -> None:
-    """Check an address of MLflow as far as possible without MLflow itself.
-
-    Raises:
-        ConfigError: the address is not valid, its driver is missing, or its server does not answer.
-        StorageError: an SQLite file is not writable.
+    """Check an address of MLflow as far as possible without MLflow itself. Raise `ConfigError` if the address is not
+    valid, its driver is missing, or its server does not answer. Raise `StorageError` if an SQLite file is not writable.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator:
@@ -148,10 +145,8 @@ def mlflow_errors(address: str, problem: str, remedy: str) -> Iterator[None]:
 
 
 def comparison_view(view: str, run_ids: Sequence[str]) -> str:
-    """Return the address of the comparison of runs of an experiment, from `MlflowServer.view`.
-
-    The page of all runs is returned for less than two runs, or more than `MOST_COMPARED`.
-    """
+    """Return the address of the comparison of runs of an experiment, from `MlflowServer.view`. The page of all runs is
+    returned for less than two runs, or more than `MOST_COMPARED`."""
     server, _, rest = view.partition("#/experiments/")
     experiment, _, end = rest.partition("/runs")
     if not rest or not 2 <= len(run_ids) <= MOST_COMPARED:
@@ -227,9 +222,7 @@ class MlflowServer:
 
     def view(self, experiment: str) -> str:
         """Return the address of an experiment's runs; for a database, precede it by the command that starts a server.
-
-        The root of the server would show another page.
-        """
+        The root of the server would show another page."""
         page = f"#/experiments/{experiment}/runs"
         if self._uri.startswith("http"):
             address = urlsplit(self._uri)
@@ -244,11 +237,8 @@ class MlflowServer:
         key: str | None = None,
         points: int = 0,
     ) -> MlflowTracker:
-        """Create or resume a run on this server; see `TrackerClient`.
-
-        A new run is created if `run_id` is None, or if the server does not know it or has deleted it. A point that is
-        sent twice is stored once.
-        """
+        """Create or resume a run on this server; see `TrackerClient`. A new run is created if `run_id` is None, or if
+        the server does not know it or has deleted it. A point that is sent twice is stored once."""
         return MlflowTracker(self, run_name, run_id, parent, key, points)
 
 

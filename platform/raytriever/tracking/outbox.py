@@ -43,10 +43,8 @@ def one_line(error: Exception) -> str:
 
 
 class Outbox:
-    """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it.
-
-    Only files below `output` are sent, by default the directory of the points.
-    """
+    """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it. Only
+    files below `output` are sent, by default the directory of the points."""
 
     def __init__(
         self, steps: StepLog, client: TrackerClient, parent: Outbox | None = None, output: Path | None = None
@@ -117,7 +115,7 @@ class Outbox:
     def backlog(self) -> Backlog:
         """Return the amount of unsent data."""
         with self._lock:
-            oldest = self._steps.read_from(self._state.sent, 1).points if self._unsent else []
+            oldest = self._steps.read_from(self._state.sent, 1)[0] if self._unsent else []
             behind = max(0.0, time.time() - oldest[0].milliseconds / 1000) if oldest else 0.0
             return Backlog(self._unsent, len(self._state.files), behind)
 
@@ -190,11 +188,11 @@ class Outbox:
             run.describe(description.params, description.dataset, description.tags)
             self._confirm("descriptions", description)
         elif self._unsent:
-            batch = self._steps.read_from(state.sent, POINTS_PER_MESSAGE)
-            run.log(batch.points)
+            points, end = self._steps.read_from(state.sent, POINTS_PER_MESSAGE)
+            run.log(points)
             with self._lock:
-                self._sent_points += len(batch.points)
-                self._change(sent=batch.end)
+                self._sent_points += len(points)
+                self._change(sent=end)
                 self._due = time.monotonic() + GATHER_SECONDS
         elif entry := self._next_file():
             path, folder = entry
@@ -270,10 +268,8 @@ class OutboxSender:
         return [reason for outbox in self._outboxes for reason in outbox.refusals]
 
     def close(self, patience: float) -> bool:
-        """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more.
-
-        A failing tracker has `patience` seconds from the call of `end`. One that accepts data gets the time it needs.
-        """
+        """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more. A
+        failing tracker has `patience` seconds from the call of `end`. One that accepts data gets the time it needs."""
         self.end()
         if self._wait(patience) and sum(outbox.retry_files() for outbox in self._outboxes):
             self.wake()

@@ -73,10 +73,8 @@ def has_unsent_data(folder: Path, tracker: str) -> bool:
 
 
 def view_of(folder: Path, tracker: str) -> str:
-    """Return the command or address that shows a run at a tracker, or the comparison of its child runs.
-
-    It is empty if the tracker has not created the run.
-    """
+    """Return the command or address that shows a run at a tracker, or the comparison of its child runs. It is empty if
+    the tracker has not created the run."""
     state = read_state(folder / state_file(tracker))
     if state is None or not state.view:
         return ""

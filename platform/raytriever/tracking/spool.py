@@ -36,10 +36,8 @@ Log = Callable[[str], None]
 
 
 class Spool(Tracker):
-    """Tracker that stores its data in a run directory, and sends it to any number of trackers.
-
-    It has one sender for each tracker. They are closed when the run is finished, unless it has a parent.
-    """
+    """Tracker that stores its data in a run directory, and sends it to any number of trackers. It has one sender for
+    each tracker. They are closed when the run is finished, unless it has a parent."""
 
     def __init__(self, folder: Path, senders: Sequence[OutboxSender], log: Log, parent: Spool | None = None) -> None:
         self.folder, self._senders, self._log, self._parent = folder, senders, log, parent
@@ -79,10 +77,8 @@ class Spool(Tracker):
         return self._outboxes[0].run_id if self._outboxes else None
 
     def child(self, run_name: str, folder: Path) -> Spool:
-        """Return a child run with its own settings, metrics, files and run directory.
-
-        The child run can be started even if a tracker does not answer.
-        """
+        """Return a child run with its own settings, metrics, files and run directory. The child run can be started even
+        if a tracker does not answer."""
         name = os.path.relpath(folder, self.folder)
         for outbox in self._outboxes:
             outbox.put_child(name)
@@ -139,10 +135,8 @@ class Spool(Tracker):
 
     @activity("sending what remains to the trackers")
     def drain(self, patience: float) -> bool:
-        """Send all remaining data, then stop; failing trackers get `patience` seconds. Return whether all was sent.
-
-        If all was sent, the hidden folder of a job that writes its output at its end is removed.
-        """
+        """Send all remaining data, then stop; failing trackers get `patience` seconds. Return whether all was sent. If
+        all was sent, the hidden folder of a job that writes its output at its end is removed."""
         for sender in self._senders:
             sender.end()
             before = sender.backlog()
@@ -173,10 +167,8 @@ class Spool(Tracker):
 
 
 def send_pending(folder: Path, trackers: Sequence[str], log: Log) -> bool:
-    """Send the unsent data of a finished run and its child runs to some trackers; return whether all has been sent.
-
-    A tracker that does not answer is not an error here, because the run is finished and its results are stored.
-    """
+    """Send the unsent data of a finished run and its child runs to some trackers; return whether all has been sent. A
+    tracker that does not answer is not an error here, because the run is finished and its results are stored."""
     sent = [_send_pending(folder, name, log) for name in trackers if has_unsent_data(folder, name)]
     return all(sent)
 

@@ -60,10 +60,8 @@ def points_now(values: Mapping[str, float | None], step: int = 0) -> list[Point]
 
 @dataclass(frozen=True)
 class Backlog:
-    """Amount of data that a run has logged but its server does not have yet.
-
-    `seconds` is the age of the oldest point. `failures` counts the requests that failed since this command began.
-    """
+    """Amount of data that a run has logged but its server does not have yet. `seconds` is the age of the oldest point.
+    `failures` counts the requests that failed since this command began."""
 
     points: int = 0
     files: int = 0
@@ -79,10 +77,8 @@ class Tracker:
     """Receiver of settings, metrics and files of a run from the driver, the only writer. This class keeps nothing."""
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
-        """Log the resolved settings, the data and the tags. A resumed run may repeat the call, which changes nothing.
-
-        A call without a data set adds tags that arise during the run; trackers without tags may ignore it.
-        """
+        """Log the resolved settings, the data and the tags. A resumed run may repeat the call, which changes nothing. A
+        call without a data set adds tags that arise during the run; trackers without tags may ignore it."""
 
     def log(self, points: Sequence[Point]) -> None:
         """Log metric values."""
@@ -107,10 +103,8 @@ class RemoteRun(Tracker):
 
 
 class TrackerClient(Protocol):
-    """A tracker: MLflow, W&B, TensorBoard or Trackio.
-
-    Its attributes are its name for `--tracker`, its title in messages, and its address or folder without secrets.
-    """
+    """A tracker: MLflow, W&B, TensorBoard or Trackio. Its attributes are its name for `--tracker`, its title in
+    messages, and its address or folder without secrets."""
 
     name: str
     title: str
@@ -119,11 +113,9 @@ class TrackerClient(Protocol):
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> RemoteRun:
         """Create or resume a run; raise an error if the tracker does not answer.
 
-        Args:
-            run_id: run to resume; None for a new one.
-            key: unique text of the run, by which it is found again if a response was lost.
-            points: number of points that the tracker has confirmed. A tracker that cannot count its points returns a
-                run with this number.
+        `run_id` is None for a new run. By the unique text `key` it is found again if a response was lost. `points` is
+        the number of points that the tracker has confirmed. A tracker that cannot count its points returns a run with
+        this number.
         """
 
 

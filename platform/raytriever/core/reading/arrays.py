@@ -2,10 +2,6 @@
 
 An array or a column that is mapped stays on the disk: checking its type and shape reads its header alone.
 `read_columns` and `positions_of` read Parquet files whose rows name queries and documents by id.
-
-Examples:
-    >>> read_array(Path("documents.live.npy"), ["int64"], (None,), "prepare the data set again")
-    array([0, 1, 3])
 """
 
 from __future__ import annotations
@@ -37,16 +33,9 @@ _EXTENSION, _EXTENSION_HIDDEN = b"ARROW:extension:name", b"ARROW:extension:nam_"
 def read_array(
     file: Path, dtypes: Collection[str], shape: Shape, remedy: str, mapped: Literal["r", "c"] | None = None
 ) -> ndarray:
-    """Read a `.npy` file that `numpy.save` wrote.
-
-    Args:
-        dtypes: the types it may have, such as `int64`; `str` for texts of any length.
-        shape: the length of each dimension; None for any.
-        mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
-
-    Raises:
-        StorageError: the file is missing, or its header is broken, or names another type, shape or number of bytes.
-    """
+    """Read a `.npy` file of one of some types, such as `int64` (`str` for texts of any length), and of a shape, in
+    which None is any length. It is mapped read-only (`r`) or copy-on-write (`c`), or read. Raise `StorageError` if the
+    file is missing, or its header is broken, or names another type, shape or number of bytes."""
     import numpy as np
 
     with checked(file, remedy), _opened(file) as stream:
@@ -61,10 +50,8 @@ def read_array(
 
 
 def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
-    """Read arrays of a `.npz` file that `numpy.savez` wrote, given their types and shapes; others are ignored.
-
-    Raises:
-        StorageError: the file is missing, damaged or no archive; or an array is missing, or has another type or shape.
+    """Read arrays of a `.npz` file that `numpy.savez` wrote, given their types and shapes; others are ignored. Raise
+    `StorageError` if the file is missing, damaged or no archive; or an array is missing, or has another type or shape.
     """
     import zipfile
     import zlib
@@ -92,16 +79,13 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
 
 
 def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool = False) -> Any:
-    """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied.
+    """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied. The file must
+    have exactly these columns with these Arrow types, in this order.
 
-    Args:
-        columns: Arrow type of each column; the file must have exactly these columns, in this order.
-        full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
-            Without it the cost does not grow with the rows, and offsets within a column are trusted.
-
-    Raises:
-        StorageError: the file is missing, or is not such a file; a column has another type, an extension type (which
-            may hold pickled objects), empty rows or invalid values.
+    With `full`, every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s. Without
+    it the cost does not grow with the rows, and offsets within a column are trusted. Raise `StorageError` if the file
+    is missing, or is not such a file; a column has another type, an extension type (which may hold pickled objects),
+    empty rows or invalid values.
     """
     import pyarrow as pa
 
@@ -127,10 +111,8 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
 def open_parquet(where: str, stream: Any) -> Any:
     """Open Parquet, a `pyarrow.NativeFile` that can seek, as a `pyarrow.parquet.ParquetFile`.
 
-    Arrow's schema in the footer is hidden from pyarrow, which would build the extension types that it names.
-
-    Raises:
-        DataError: it is empty, broken or no Parquet, or a column has an extension type.
+    Arrow's schema in the footer is hidden from pyarrow, which would build the extension types that it names. Raise
+    `DataError` if it is empty, broken or no Parquet, or a column has an extension type.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -303,11 +285,8 @@ TEXT, INTEGER, NUMBER = "text", "integer", "number"
 def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: Collection[str] = ()) -> Any:
     """Return the columns of a Parquet file as an Arrow table, each of the kind `TEXT`, `INTEGER` or `NUMBER`.
 
-    Only the columns in `may_lack` may hold nulls.
-
-    Raises:
-        DataError: the file is not Parquet; or a column is missing, has nulls, or is of another or an extension type.
-        OSError: the file cannot be opened.
+    Only the columns in `may_lack` may hold nulls. Raise `DataError` if the file is not Parquet; or a column is missing,
+    has nulls, or is of another or an extension type. Raise `OSError` if the file cannot be opened.
     """
     import pyarrow as pa
 

@@ -19,7 +19,6 @@ import weakref
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
 
 from raytriever.core.errors import StorageError
 from raytriever.core.reading.json_and_yaml import read_json
@@ -37,10 +36,8 @@ _LOCATIONS = "locations"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: `RAYTRIEVER_CACHE` (of a URI, its local copy), or `~/.cache/raytriever`.
-
-    If this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
-    """
+    """Return the folder of the cache: `RAYTRIEVER_CACHE` (of a URI, its local copy), or `~/.cache/raytriever`. If this
+    user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so."""
     private = os.path.expanduser("~/.cache/raytriever")
     named = os.environ.get("RAYTRIEVER_CACHE")
     return Path(_usable_cache(os.path.expanduser(object_stores.copy_of(named)), private) if named else private)
@@ -49,7 +46,9 @@ def cache_folder() -> Path:
 @cache
 def _usable_cache(folder: str, private: str) -> str:
     """Return the first folder if this user may write to it and to the collections in it, else the second."""
-    collections = [entry.path for entry in _scanned(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    collections = []
+    with suppress(OSError):
+        collections = [one.path for one in os.scandir(folder) if one.is_dir() and not one.name.startswith(".")]
     forbidden = [path for path in (folder, *collections) if os.path.isdir(path) and not os.access(path, os.W_OK)]
     if not forbidden or folder == private:
         return folder
@@ -58,12 +57,6 @@ def _usable_cache(folder: str, private: str) -> str:
         "folders to a group: chgrp -R GROUP, chmod -R g+ws"
     )
     return private
-
-
-def _scanned(folder: str) -> list[os.DirEntry[str]]:
-    with suppress(OSError):
-        return list(os.scandir(folder))
-    return []
 
 
 def hold(path: Path, holder: object) -> None:
@@ -113,10 +106,8 @@ def remove_entry(path: Path) -> bool:
 
 
 def keep_within_bound(entry: Path) -> None:
-    """Remove the least recently used entries next to a new one, until the collection is within its bound.
-
-    The entry is a directory of a collection, or one in a directory of it.
-    """
+    """Remove the least recently used entries next to a new one, until the collection is within its bound. The entry is
+    a directory of a collection, or one in a directory of it."""
     entry = entry.parent if entry.parent.parent.name in BOUNDS else entry
     collection = entry.parent.name if entry.parent.name in BOUNDS else entry.name.partition("-")[0]
     siblings = entry.parent.iterdir() if entry.parent.name in BOUNDS else entry.parent.glob(f"{collection}*")
@@ -140,10 +131,6 @@ def _size(path: Path) -> int:
     return total
 
 
-class _Location(TypedDict):
-    path: str
-
-
 def record_location(path: Path) -> None:
     """Record in the cache that a command wrote this directory outside it."""
     where = os.path.realpath(path)
@@ -156,8 +143,8 @@ def recorded_locations() -> list[Path]:
     """Return the recorded directories. Those that are gone are forgotten."""
     paths = []
     for file in (cache_folder() / _LOCATIONS).glob("*.json"):
-        with suppress(OSError, StorageError):
-            path = Path(read_json(file, _Location, "remove it")["path"])
+        with suppress(OSError, StorageError, KeyError):
+            path = Path(read_json(file, dict[str, str], "remove it")["path"])
             if path.is_dir():
                 paths.append(path)
             else:

@@ -18,16 +18,8 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def check_disk(path: Path | str, needed: int, content: str) -> None:
-    """Check that the disk of a path has room.
-
-    Args:
-        path: where the content is written; it need not exist.
-        needed: bytes of the content.
-        content: what is written, in the plural, for the error message.
-
-    Raises:
-        StorageError: fewer bytes are free.
-    """
+    """Raise `StorageError` if the disk of a path, which need not exist, has fewer bytes free than `content` needs, a
+    plural."""
     folder = Path(os.path.abspath(path))
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -40,15 +32,7 @@ def check_disk(path: Path | str, needed: int, content: str) -> None:
 
 
 def check_memory(needed: int, content: str, remedy: str) -> None:
-    """Check that the memory of this machine has room.
-
-    Args:
-        needed: bytes of the content.
-        content: what needs the memory, in the plural, for the error message.
-
-    Raises:
-        StorageError: fewer bytes are free.
-    """
+    """Raise `StorageError` if this machine has less free memory, in bytes, than `content` needs, a plural."""
     free = free_system_memory()
     if free < needed:
         what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"

@@ -3,7 +3,8 @@
 1. Write aside: into a hidden sibling on the same file system.
 2. fsync every file, then write `manifest.json` last: the `format`, each file's size and SHA-256, and the writer's
    `meta`.
-3. One rename, or exchange of two names, puts the directory in its place; fsync of the parent makes that durable.
+3. One rename puts the directory in its place; fsync of the parent makes that durable. A directory that is replaced is
+   renamed first. If the process dies between the two renames, the next command puts the new one in its place.
 
 What has no valid manifest does not exist.
 """
@@ -29,7 +30,7 @@ from raytriever.core.machine import usable_cores
 from raytriever.core.reading.json_and_yaml import parse_json, read_json
 from raytriever.core.reading.regular_files import open_regular
 from raytriever.core.store import object_stores, remote_folders
-from raytriever.core.store.disk import exchange, files_below, fsync, make_folder, walk
+from raytriever.core.store.disk import files_below, fsync, make_folder, walk
 from raytriever.core.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = object_stores.MANIFEST
@@ -53,20 +54,17 @@ def committed_directory(
     durable: bool = True,
     entries: Mapping[str, FileEntry] | None = None,
 ) -> Iterator[Path]:
-    """Yield a directory to write into that appears at `path` whole, or not at all.
+    """Yield a directory to write into that appears at `path` whole, or not at all. Raise `StorageError` if `path`
+    exists and `replace` is false, or the disk is full or forbidden.
 
     Args:
         path: final path of the directory; its parents are made.
         meta: metadata for the manifest; read when the block ends, so that the block may still fill it.
-        replace: replace an existing directory. The two are exchanged in one step. On a file system without such a step
-            the old one is moved, and moved back on failure.
+        replace: replace an existing directory, which is moved back on failure.
         begun: one of the `leftovers` of `path`, to be continued; by default an empty directory is yielded.
         durable: whether the directory survives a crash of the machine. If not, a crash may leave wrong contents.
         entries: entries of files that were hashed by the process that wrote them, or that are in the object store
             already (`take_part`); read when the block ends.
-
-    Raises:
-        StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
     """
     path = Path(os.path.abspath(path))
     with disk_errors(path):
@@ -210,11 +208,9 @@ def check_names(path: Path) -> None:
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"format", "files": {name: {"size", "sha256"}}, "meta": {...}}`.
 
-    Args:
-        verify: True to compare every byte, False to compare names and sizes, None to read only the manifest.
-
-    Raises:
-        StorageError: there is no manifest or one of another format, or a file it names is missing, damaged or changed.
+    With `verify`, every byte is compared; if it is False, names and sizes; if it is None, the manifest is only read.
+    Raise `StorageError` if there is no manifest or one of another format, or a file it names is missing, damaged or
+    changed.
     """
     path, remedy = Path(path), "make the directory again"
     if not (path / MANIFEST).exists():
@@ -305,30 +301,27 @@ def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
 
 
 def _put(aside: Path, path: Path, replace: bool, durable: bool) -> None:
-    if not replace or not path.exists():
-        try:
-            os.rename(aside, path)
-        except OSError as error:
-            # Another process committed here meanwhile; POSIX renames onto an empty directory only.
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                refuse_existing(path)
-            raise
-    elif not exchange(aside, path):  # after an exchange, `aside` is the old directory, and is removed
-        old = _hidden(path)
+    old = _hidden(path) if replace and path.exists() else None
+    if old is not None:
         os.rename(path, old)
-        try:
-            os.rename(aside, path)
-        except OSError:
+    try:
+        os.rename(aside, path)
+    except OSError as error:
+        if old is not None:
             os.rename(old, path)
-            raise
+        # Another process committed here meanwhile; POSIX renames onto an empty directory only.
+        elif error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            refuse_existing(path)
+        raise
+    if old is not None:
         shutil.rmtree(old, ignore_errors=True)
     if durable:
         fsync(path.parent)
 
 
 def _restore(path: Path) -> None:
-    """Put the new directory in place if its writer was killed between the two renames of `_put`: then `path` is
-    missing, and the new directory and the old one are whole."""
+    """Put the new directory in place if its writer was killed between the two renames: then `path` is missing, and the
+    new directory and the old one are whole."""
     if not path.exists():
         whole = [leftover / MANIFEST for leftover in leftovers(path) if (leftover / MANIFEST).exists()]
         if len(whole) > 1:

@@ -1,8 +1,7 @@
-"""Helpers for the disk: write checks, folders that a group shares, lists of files, exchange of names, fsync."""
+"""Helpers for the disk: write checks, folders that a group shares, lists of files, fsync."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from raytriever.core.errors import StorageError, disk_errors
 from raytriever.core.store import object_stores
@@ -82,27 +80,6 @@ def make_folder(folder: Path) -> list[Path]:
             with suppress(PermissionError):  # another user has made it meanwhile
                 one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
     return missing
-
-
-_WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h> and <linux/fs.h>
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two directories in one step of Linux. Return False if it cannot, as on some file systems.
-
-    Raises:
-        OSError: a directory is missing or may not be renamed.
-    """
-    rename: Any = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    arguments = _WORKING_DIRECTORY, os.fsencode(one), _WORKING_DIRECTORY, os.fsencode(other), _EXCHANGE
-    if rename(*arguments) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
 
 
 def fsync(path: Path) -> None:

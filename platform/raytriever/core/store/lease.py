@@ -24,11 +24,8 @@ RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0  # time between renewals; age at which
 
 
 class Lease:
-    """Lease that this process holds until `release`; made by `ask`.
-
-    Args:
-        file: the path of the lock, whose objects are the leases.
-    """
+    """Lease that this process holds until `release`; made by `ask`. `file` is the path of the lock, whose objects are
+    the leases."""
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:
         self._object, self._record = file / token, record
@@ -63,9 +60,7 @@ class Lease:
 
 def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool]) -> bytes | None:
     """Ask once for the lease of a lock; return None if this process has it now, else the record of another process.
-
-    `has_ended` says whether the process of a record is known to have ended.
-    """
+    `has_ended` says whether the process of a record is known to have ended."""
     object_stores.write_object(file / token, record)
     other = _other(file, token, has_ended)
     if other is not None:

@@ -161,14 +161,9 @@ def acquire(
 ) -> Lock:
     """Take the lock of a path, which need not exist; its parents are made.
 
-    Args:
-        wait: whether to wait for another owner, interruptibly, rather than to raise.
-        report: called with a line when waiting begins, and every ten seconds.
-        remedy: what to do instead of waiting, for the error.
-
-    Raises:
-        InUseError: another process holds it, and `wait` is false.
-        StorageError: the lock file cannot be made. Users do not know lock files, so the error names the path.
+    With `wait`, wait interruptibly for another owner, and call `report` with a line now and every ten seconds.
+    Otherwise raise `InUseError`, with `remedy` for what to do instead of waiting. Raise `StorageError` if the lock file
+    cannot be made. Users do not know lock files, so the error names the path.
     """
     if len(object_stores.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")

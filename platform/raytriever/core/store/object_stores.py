@@ -77,11 +77,8 @@ def copies_folder() -> Path:
 
 
 def copy_of(uri: str) -> str:
-    """Return the path of the copy of a URI; nothing is copied yet. A path without a scheme is returned as it is.
-
-    Raises:
-        ConfigError: it names no bucket of a store that can be written, or holds a secret.
-    """
+    """Return the path of the copy of a URI; nothing is copied yet. A path without a scheme is returned as it is. Raise
+    `ConfigError` if it names no bucket of a store that can be written, or holds a secret."""
     if not is_uri(uri):
         return uri
     refuse_secrets(uri, "output")
@@ -199,16 +196,9 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
 
 
 def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
-    """Return the answer to a request; make it again while the store does not answer.
-
-    Args:
-        uri: the bucket, for messages.
-        where: the object, for messages.
-
-    Raises:
-        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it never has), or
-            the disk of the copies fails.
-    """
+    """Return the answer to a request; make it again while the store does not answer. Messages name the bucket `uri` and
+    the object `where`. Raise `StorageError` if the store refuses, or does not answer for `PATIENCE_SECONDS`
+    (`FIRST_SECONDS` if it never has), or the disk of the copies fails."""
     began, pause = time.monotonic(), 0.5
     while True:
         try:

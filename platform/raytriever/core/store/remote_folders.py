@@ -25,15 +25,7 @@ from typing import Any
 from raytriever.core.errors import ASIDE, StorageError
 from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store import object_stores
-from raytriever.core.store.object_stores import (
-    MANIFEST,
-    ask,
-    copies_folder,
-    delete_object,
-    inside,
-    listing,
-    write_object,
-)
+from raytriever.core.store.object_stores import MANIFEST, ask
 
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20  # larger files of committed directories are copied only by `fetch`
@@ -45,21 +37,17 @@ TRANSFERS = 8  # number of simultaneous uploads or downloads
 
 
 def pull(path: Path | str, *, owned: bool | None = None) -> None:
-    """Make a copy equal to the store, but for large files of committed directories.
+    """Make a copy equal to the store, but for large files of committed directories. The path may be missing in the
+    store. Raise `StorageError` if the store refuses, does not answer, or has both an object and a folder of this name.
 
-    Args:
-        path: the file or folder; it may be missing in the store.
-        owned: whether a process of this machine writes the folder. Its copy is then newer than the store, and only
-            what other machines have committed is added. By default the locks on this machine decide, for each folder.
-
-    Raises:
-        StorageError: the store refuses, does not answer, or has both an object and a folder of this name.
+    A copy that a process of this machine writes (`owned`) is newer than the store, and only what other machines have
+    committed is added. By default the locks on this machine decide, for each folder.
     """
-    if inside(path) is None:
+    if object_stores.inside(path) is None:
         return
     path = Path(path)
     target = ask(path, lambda store, key: store.get_file_info(key))
-    found = listing(path)
+    found = object_stores.listing(path)
     if target.is_file:
         if found:
             raise StorageError("is an object and a folder", str(path), "give another path")
@@ -82,17 +70,15 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
 
 
 def fetch(path: Path, names: Iterable[str]) -> None:
-    """Copy files of a committed directory that are missing on this machine; raises `StorageError`.
-
-    The time of the directory is that of its last use, for `remove_unused`.
-    """
-    if inside(path) is None:
+    """Copy files of a committed directory that are missing on this machine; raises `StorageError`. The time of the
+    directory is that of its last use, for `remove_unused`."""
+    if object_stores.inside(path) is None:
         return
     with suppress(OSError):
         os.utime(path)
     missing = [name for name in names if not (path / name).exists()]
     if missing:
-        remove_unused(copies_folder())
+        remove_unused(object_stores.copies_folder())
 
     def download(name: str) -> None:
         about = ask(path / name, lambda store, key: store.get_file_info(key))
@@ -125,12 +111,9 @@ def remove_unused(folder: Path) -> None:
 
 
 def push(path: Path, name: Path | None = None) -> None:
-    """Upload a file that was written, or a directory that was committed; raises `StorageError`.
-
-    Args:
-        name: path that the file will be renamed to, by default its own.
-    """
-    if inside(path) is None:
+    """Upload a file that was written, or a directory that was committed; raises `StorageError`. A file will be renamed
+    to `name`, by default its own."""
+    if object_stores.inside(path) is None:
         return
     if not path.is_dir():
         _upload(path, name=name)
@@ -139,48 +122,46 @@ def push(path: Path, name: Path | None = None) -> None:
     kept = {*names, UNFINISHED}
     if MANIFEST in names:  # other machines may have uploaded some of the files that it names
         kept |= read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"].keys()
-    write_object(path / UNFINISHED, b"")
-    before = listing(path)
+    object_stores.write_object(path / UNFINISHED, b"")
+    before = object_stores.listing(path)
     _each([name for name in names if name != MANIFEST], lambda name: _upload(path / name, before.get(name)))
-    _each(before.keys() - kept, lambda name: delete_object(path / name))
+    _each(before.keys() - kept, lambda name: object_stores.delete_object(path / name))
     if MANIFEST in names:
         _upload(path / MANIFEST)
-    delete_object(path / UNFINISHED)
+    object_stores.delete_object(path / UNFINISHED)
 
 
 def push_part(path: Path, files: Mapping[str, Path]) -> None:
     """Upload files under their names into a directory that is not committed yet; raises `StorageError`."""
-    write_object(path / UNFINISHED, b"")
+    object_stores.write_object(path / UNFINISHED, b"")
     _each(files, lambda name: ask(path / name, lambda store, key: _copy_in(files[name], store, key)))
 
 
 def sweep(path: Path) -> None:
     """Delete what killed processes have uploaded of directories below a folder; only while nobody uploads there."""
-    if inside(path) is None:
+    if object_stores.inside(path) is None:
         return
-    for name in listing(path):
+    for name in object_stores.listing(path):
         if name.rpartition("/")[2] == UNFINISHED:
             delete((path / name).parent)
 
 
 def delete(path: Path | str) -> None:
     """Delete a file or folder in the store, the manifest of a folder first; raises `StorageError`."""
-    if inside(path) is None:
+    if object_stores.inside(path) is None:
         return
     path = Path(path)
-    names = sorted(listing(path), key=lambda name: name.rpartition("/")[2] != MANIFEST)
+    names = sorted(object_stores.listing(path), key=lambda name: name.rpartition("/")[2] != MANIFEST)
     for manifest in [name for name in names if name.rpartition("/")[2] == MANIFEST]:
-        delete_object(path / manifest)
-    _each(names, lambda name: delete_object(path / name))
+        object_stores.delete_object(path / manifest)
+    _each(names, lambda name: object_stores.delete_object(path / name))
     if not names:
-        delete_object(path)
+        object_stores.delete_object(path)
 
 
 class Changes:
-    """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded.
-
-    The folder was just pulled, or is new.
-    """
+    """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded. The
+    folder was just pulled, or is new."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -198,7 +179,7 @@ class Changes:
                     # A large file that another process, or `commit.put_file`, has uploaded has the time of its object.
                     self._uploaded[file] = _upload(file, (about.size, about.mtime_ns) if about else None)
             gone = [file for file in self._uploaded if file not in now and not file.exists()]
-            _each(gone, delete_object)
+            _each(gone, object_stores.delete_object)
             for file in gone:
                 del self._uploaded[file]
 

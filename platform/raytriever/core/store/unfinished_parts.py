@@ -47,9 +47,7 @@ class Parts:
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
         """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
-
-        Return None if the part is missing or damaged, or has another key.
-        """
+        Return None if the part is missing or damaged, or has another key."""
         if self.folder is None:
             return None
         path = self.folder / name
@@ -62,16 +60,9 @@ class Parts:
     def write(
         self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
     ) -> None:
-        """Commit a part. It replaces an earlier part of the name.
-
-        Args:
-            save: writes the files of the part into a directory.
-            meta: metadata of the part; read after `save`, which may fill it.
-            size: bytes that the disk must have room for.
-
-        Raises:
-            StorageError: the part cannot be written, and the parts are not optional.
-        """
+        """Commit a part, whose files `save` writes into a directory. It replaces an earlier part of the name. `meta` is
+        read after `save`, which may fill it; `size` is in bytes. Raise `StorageError` if the part cannot be written,
+        and the parts are not optional."""
         if self.folder is None:
             return
         meta = {} if meta is None else meta
@@ -99,12 +90,8 @@ class Parts:
 
 
 def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
-    """Make the folder in the cache of the finished blocks of a mining or a scoring.
-
-    Args:
-        decides: JSON values that determine the blocks; the folder is named after their digest.
-        holder: the folder is in use while this object exists.
-    """
+    """Make the folder in the cache of the finished blocks of a mining or a scoring, named after the digest of the JSON
+    values that determine them. It is in use while `holder` exists."""
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
     with suppress(OSError, StorageError):  # the cache may be writable for other users only; then nothing is kept
@@ -115,10 +102,8 @@ def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
 
 
 def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], object] = check_names) -> Path:
-    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time.
-
-    `check` raises `StorageError` for a damaged entry; by default names and sizes of the files are compared.
-    """
+    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time. `check`
+    raises `StorageError` for a damaged entry; by default names and sizes of the files are compared."""
 
     def damage() -> str | None:
         try:

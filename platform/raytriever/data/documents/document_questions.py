@@ -60,10 +60,8 @@ _MOST_HINTS, _MOST_PATHS = 20, 5_000
 
 @dataclass(frozen=True)
 class Question:
-    """Question of a row; file, answer, anchor and split are empty if the row has none.
-
-    `where` is the file of the row. `is_answerable` is False if the folder has no answer.
-    """
+    """Question of a row; file, answer, anchor and split are empty if the row has none. `where` is the file of the row.
+    `is_answerable` is False if the folder has no answer."""
 
     where: str
     line: int
@@ -79,13 +77,9 @@ class Question:
 class Questions:
     """Questions of a CSV, TSV or JSONL file, by the document that answers them.
 
-    Args:
-        columns: value of `--columns`, or empty to recognize all columns.
-        paths: files of the folder that can be read, relative to it.
-        test: path of a second file, whose questions are all test; empty for none.
-
-    Raises:
-        DataError: a file is broken or empty, a column is missing, or a question is in both files.
+    `columns` is `--columns`, or empty to recognize all columns; `paths` are the files of the folder that can be read;
+    the questions of a second file, `test`, are all test. Raise `DataError` if a file is broken or empty, a column is
+    missing, or a question is in both files.
     """
 
     def __init__(self, where: str, columns: str, paths: Sequence[str], root: str, test: str = "") -> None:

@@ -26,10 +26,8 @@ _OF_GENERATORS = {
 
 @dataclass
 class DocumentFolder:
-    """Files of a folder, sorted by path, and names that are left out, each with the reason.
-
-    `where` is the absolute path or URI of the folder.
-    """
+    """Files of a folder, sorted by path, and names that are left out, each with the reason. `where` is the absolute
+    path or URI of the folder."""
 
     where: str
     files: list[SourceFile] = field(default_factory=list)
@@ -37,11 +35,8 @@ class DocumentFolder:
 
     @classmethod
     def of(cls, name: str) -> DocumentFolder:
-        """List a folder, or a URI that `pyarrow.fs` or the Hugging Face hub has.
-
-        Raises:
-            DataError: it does not exist, cannot be reached, or has no file.
-        """
+        """List a folder, or a URI that `pyarrow.fs` or the Hugging Face hub has. Raise `DataError` if it does not
+        exist, cannot be reached, or has no file."""
         if is_uri(name):
             where, listed = list_remote(name)
             found = cls(where)

@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.core.errors import ConfigError, DataError, UserError, setting
-from raytriever.core.reading.documents.read_document import (
-    KINDS,
-    OTHER_KINDS,
-    ending_of,
-    kind_of_document,
-    require_parsers,
-)
+from raytriever.core.reading.documents import read_document as kinds
 from raytriever.core.reading.documents.sections import ParsedDocument
 from raytriever.core.store.capacity import format_size
 from raytriever.core.store.commit import committed_directory
@@ -57,10 +51,7 @@ def import_folder(
     """Write the passages of a folder of documents, and the questions that they answer, as a data set.
 
     `model` is the encoder whose tokenizer and maximum length determine the passages. `log` is called with progress
-    lines.
-
-    Raises:
-        UserError: the folder, the questions, the model or the output cannot be used.
+    lines. Raise `UserError` if the folder, the questions, the model or the output cannot be used.
     """
     check_writable(output)
     earlier = EarlierImport.at(output)
@@ -71,7 +62,7 @@ def import_folder(
     questions_files = [os.path.abspath(file) for file in (config.questions, config.test_questions) if file]
     files = [file for file in source.files if file.where not in questions_files]
     paths = [file.path for file in _readable(files, source.where)]
-    require_parsers({str(kind_of_document(path)) for path in paths})
+    kinds.require_parsers({str(kinds.kind_of_document(path)) for path in paths})
     chunker = _chunker(config, model)
     questions = None
     if config.questions:
@@ -79,7 +70,9 @@ def import_folder(
     if earlier is not None:
         earlier.check(source.where, paths, config.seed, questions is not None)
     splits, of_questions = split_import(paths, questions, config.seed, shares, earlier)
-    others = Counter(_ending(file) for file in files if ending_of(file.path) not in {*KINDS, *OTHER_KINDS})
+    others = Counter(
+        _ending(file) for file in files if kinds.ending_of(file.path) not in {*kinds.KINDS, *kinds.OTHER_KINDS}
+    )
     skipped = {_printable(path): reason for path, reason in source.left_out.items()}
     summary = ImportSummary(output, skipped=skipped, others=others, questions=questions, replaces=earlier is not None)
     meta = {
@@ -91,7 +84,7 @@ def import_folder(
     }
     with committed_directory(output, meta, replace=earlier is not None) as aside:
         work = _Import(aside, summary, chunker, splits)
-        work.write_corpus([file for file in files if kind_of_document(file.path)], log)
+        work.write_corpus([file for file in files if kinds.kind_of_document(file.path)], log)
         if questions is not None:
             work.write_questions(questions, of_questions)
         entries = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
@@ -125,14 +118,16 @@ class _Import:
                     continue
                 for passage in passages:
                     corpus.write(_line({"_id": passage.id, "title": passage.title, "text": passage.text}))
-                kind, split = str(kind_of_document(file.path)), self._splits[file.path]
+                kind, split = str(kinds.kind_of_document(file.path)), self._splits[file.path]
                 row = {"file": file.path, "kind": kind, "title": document.title, "split": split}
                 table.write(_line({**row, "passages": len(passages)}))
                 self._count(file.path, kind, split, passages)
                 self._note_copy(file.path, document)
                 self._match(file.path, split, passages)
         if not summary.files:
-            path, reason = next((path, reason) for path, reason in summary.skipped.items() if kind_of_document(path))
+            path, reason = next(
+                (path, reason) for path, reason in summary.skipped.items() if kinds.kind_of_document(path)
+            )
             what = f"none of its {len(files):,} files has text that can be read; {path} {reason}"
             raise DataError(what, str(files[0].where))
 
@@ -204,11 +199,11 @@ class _Import:
 
 
 def _readable(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
-    readable = [file for file in files if kind_of_document(file.path) and _is_utf8(file.path)]
+    readable = [file for file in files if kinds.kind_of_document(file.path) and _is_utf8(file.path)]
     if not readable:
         endings = Counter(map(_ending, files))
         there = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8)) or "nothing else"
-        remedy = f"give a folder with files that end in {', '.join(KINDS)}"
+        remedy = f"give a folder with files that end in {', '.join(kinds.KINDS)}"
         raise DataError(f"no document in it; its files end in {there}", where, remedy)
     return readable
 
@@ -232,7 +227,7 @@ def _printable(path: str) -> str:
 
 
 def _ending(file: SourceFile) -> str:
-    return ending_of(_printable(file.path)) or "no ending"
+    return kinds.ending_of(_printable(file.path)) or "no ending"
 
 
 def _is_utf8(path: str) -> bool:

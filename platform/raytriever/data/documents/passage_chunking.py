@@ -43,10 +43,8 @@ class Passage:
 class Chunker:
     """Divide documents into passages of at most `tokens` tokens, titles included, with a serialized tokenizer.
 
-    A passage repeats `overlap` tokens of the one before it.
-
-    Raises:
-        ConfigError: the overlap is not below half of the tokens that are left for the text.
+    A passage repeats `overlap` tokens of the one before it. Raise `ConfigError` if the overlap is not below half of the
+    tokens that are left for the text.
     """
 
     def __init__(self, tokenizer: str, tokens: int, overlap: int) -> None:
@@ -124,10 +122,8 @@ class Chunker:
 
 
 def passage_id(path: str, anchor: str, number: int = 1) -> str:
-    """Return the id of a passage of a section; white space, `%`, `#` and `:` in path and anchor are escaped.
-
-    Ids have no white space, because TREC files separate columns by it. Two passages never have the same id.
-    """
+    """Return the id of a passage of a section; white space, `%`, `#` and `:` in path and anchor are escaped. Ids have
+    no white space, because TREC files separate columns by it. Two passages never have the same id."""
 
     def escaped(text: str) -> str:
         return _UNSAFE.sub(lambda match: quote(match[0], safe=""), text)

@@ -6,14 +6,7 @@ from contextlib import closing
 
 from raytriever.core.errors import DataError
 from raytriever.core.processes import ChildProcess
-from raytriever.core.reading.documents.read_document import (
-    PDF,
-    SLIDES,
-    WORD,
-    kind_of_document,
-    most_bytes,
-    read_document,
-)
+from raytriever.core.reading.documents import read_document
 from raytriever.core.reading.documents.sections import ParsedDocument
 from raytriever.core.store.capacity import format_size
 from raytriever.data.data_sources import SourceFile, open_stream
@@ -21,7 +14,7 @@ from raytriever.data.data_sources import SourceFile, open_stream
 _MEMORY = 1_000_000_000  # limit of the process in bytes
 # Limits of processor time in seconds: for a file, and for each MB of it. A PDF page of 20 kB takes 0.1 s; HTML and
 # Markdown take 0.7 s for each MB. Hostile files can contain work for days.
-_SECONDS = dict.fromkeys((PDF, WORD, SLIDES), (30.0, 20.0))
+_SECONDS = dict.fromkeys((read_document.PDF, read_document.WORD, read_document.SLIDES), (30.0, 20.0))
 _SECONDS_OF_TEXT = (3.0, 4.0)
 
 
@@ -33,13 +26,15 @@ class DocumentReader(ChildProcess):
 
     def read(self, file: SourceFile) -> ParsedDocument:
         """Return the sections of a file; raises `DataError` if it cannot be read within the limits."""
-        kind = str(kind_of_document(file.path))
-        if file.size > most_bytes(kind):
-            most = format_size(most_bytes(kind))
+        kind = str(read_document.kind_of_document(file.path))
+        if file.size > read_document.most_bytes(kind):
+            most = format_size(read_document.most_bytes(kind))
             raise DataError(f"has {format_size(file.size)}, more than {most}", file.where, "divide it")
         first, for_each_mb = _SECONDS.get(kind, _SECONDS_OF_TEXT)
         seconds = first + for_each_mb * file.size / 1e6
-        remedy = "print it to a new PDF file, or leave it out" if kind == PDF else "divide it, or leave it out"
+        remedy = (
+            "print it to a new PDF file, or leave it out" if kind == read_document.PDF else "divide it, or leave it out"
+        )
         try:
             document: ParsedDocument = self.call(seconds, _read, file.where, kind)
         except TimeoutError:
@@ -53,4 +48,4 @@ class DocumentReader(ChildProcess):
 
 def _read(where: str, kind: str) -> ParsedDocument:
     with closing(open_stream(where)) as stream:
-        return read_document(stream, where, kind)
+        return read_document.read_document(stream, where, kind)

@@ -1,21 +1,11 @@
 """Parser of the BEIR layout: corpus, queries, and judgements by split (Thakur et al. 2021, arXiv:2104.08663).
 
-1. `corpus.jsonl`: `{"_id", "title", "text"}`.
-2. `queries.jsonl`: `{"_id", "text"}`; optionally `answers.jsonl`: `{"_id", "answers"}` of queries.
-3. `qrels/<split>.tsv`, `.txt` or `.csv`: a header, then query id, document id and integer score, and optionally
-   `source` (human or llm) and `rank`; or the four columns of TREC. A pair judged 0 is also a hard negative of origin
-   `gold`.
-4. `unanswerable/<split>.tsv`, optional: the header `query-id`, then in each row the id of a query that no document
-   answers.
-
-Files are plain or gzipped. The layout of the hub is read too: folders `corpus` and `queries` of Parquet shards, and
-judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`. `unanswerable` may hold rows
-`{"query-id"}` in such files. A saved `DatasetDict` of `corpus`, `queries` and judgements by split is read as well.
+docs/reference/formats.md describes the files, as they are written by hand, lie on the hub, or are saved by `datasets`.
+A pair judged 0 is also a hard negative of origin `gold`.
 
 Data sets are also read by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280), as
 `ir_datasets:beir/scifact`. The judgements are those of this name, and of the names directly below it that contain a
-split (`beir/scifact/train`). The split is the one in the name, or `test` if the name contains none. Rows become JSON
-lines.
+split (`beir/scifact/train`). The split is the one in the name, or `test` if the name contains none.
 """
 
 from __future__ import annotations
@@ -91,9 +81,8 @@ def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFi
     files = plan.files_of(source, pattern)
     if not files:
         remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
-        raise DataError(
-            f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {plan.shown(source)}", source.where, remedy
-        )
+        what = f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {plan.shown(source)}"
+        raise DataError(what, source.where, remedy)
     return files
 
 
@@ -247,7 +236,7 @@ def _ir_part(name: str, what: str, parse: plan.RowParser, split: str | None = No
 def read_ir_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of JSON lines, see `pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read or
     download the data."""
-    return pieces_of(_json_lines(where), size, where, "choose another name")
+    return pieces_of(enumerate(_json_lines(where), 1), size, where, "choose another name")
 
 
 def _json_lines(where: str) -> Iterator[bytes]:

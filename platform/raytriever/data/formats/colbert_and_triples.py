@@ -1,10 +1,5 @@
 """Files without headers: triples of texts (MS MARCO), and folders of ColBERT (Khattab and Zaharia 2020,
-arXiv:2004.12832).
-
-1. Triples: query, positive and negative in three columns separated by tabs, without quotation marks.
-2. Folder: `collection.tsv` of passage id, text and perhaps a title, and `queries.tsv` of query id and text. Judgements
-   are in `qrels.tsv`, the four columns of TREC. Or triples of ids are in `triples.tsv`, or in `triples.json`, each line
-   `[query, positive, negative, ...]`, where a passage may be `[id, score]`.
+arXiv:2004.12832). docs/reference/formats.md describes both.
 
 The name of a file of judgements or triples contains the split, such as `qrels.dev.small.tsv`.
 """

@@ -37,13 +37,9 @@ _LIST = re.compile(r"""\[\s*(?:[bru]?["'].*["'][\s,]*)?\]""", re.DOTALL)
 
 @dataclass(frozen=True)
 class TableFile:
-    """CSV or TSV file.
-
-    Args:
-        columns: names in its header, line breaks replaced by spaces.
-        begin: number of lines of the header, including blank lines before it.
-        line_end: `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel.
-    """
+    """CSV or TSV file. Line breaks in the names of its columns are replaced by spaces. `begin` is the number of lines
+    of its header, including blank lines before it. Lines end in `\\n`, or in `\\r` in a file without line feeds, such
+    as "CSV (Macintosh)" of Excel."""
 
     where: str
     separator: str
@@ -104,10 +100,7 @@ class TableFile:
 
 def texts_in(cell: str) -> str | list[str]:
     """Return the texts of a cell that holds a list as pandas, NumPy or JSON write it; return any other cell unchanged.
-
-    Raises:
-        BadRow: the cell has the brackets and quotation marks of a list, but is not a list.
-    """
+    Raise `BadRow` if the cell has the brackets and quotation marks of a list, but is not a list."""
     if not _LIST.fullmatch(cell.strip()):
         return cell
     with suppress(ValueError, RecursionError):

@@ -20,7 +20,7 @@ from raytriever.core.errors import DataError, flag_of, setting
 from raytriever.core.options import did_you_mean
 from raytriever.data.data_sources import SourceFile
 from raytriever.data.formats.csv_and_tsv import TableFile, texts_in
-from raytriever.data.formats.file_rows import object_of
+from raytriever.data.formats.file_rows import object_of, pieces_of
 from raytriever.data.formats.plan import ANSWERABLE, TEXT_WORDS, RowParser, split_of_row
 from raytriever.data.formats.question_answering import CONTEXTS
 from raytriever.data.formats.tevatron_dpr_and_pairs import NEGATIVE, SCORES, VOTES
@@ -56,15 +56,9 @@ SCORE = Role("score", (), optional=True)
 def choose_columns(
     where: str, columns: Sequence[str], roles: Sequence[Role], named: Mapping[str, str], remedy: str
 ) -> dict[str, str]:
-    """Return the column of each role that a table has; no column has two roles.
-
-    Args:
-        named: columns that the user has named, by role.
-        remedy: what the user can do if a column is not recognized.
-
-    Raises:
-        DataError: a column that the user named is missing, or a required one is not recognized.
-    """
+    """Return the column of each role that a table has; no column has two roles. `named` are columns that the user has
+    named, by role. Raise `DataError` if one of these is missing, or a required one is not recognized; `remedy` says
+    what to do then."""
     chosen: dict[str, str] = {}
     known = [role.name for role in roles]
     for name, column in named.items():
@@ -107,10 +101,8 @@ def split_row(parse: RowParser, row: Mapping[str, Any], records: Records, _: str
 def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...], str]:
     """Return the fields of a table, the name of each column in its format, and a note on how it is read.
 
-    `columns` is `--columns`, or empty to recognize all columns.
-
-    Raises:
-        DataError: the file is empty or not UTF-8, or a column is missing.
+    `columns` is `--columns`, or empty to recognize all columns. Raise `DataError` if the file is empty or not UTF-8, or
+    a column is missing.
     """
     table = TableFile.open(file.where)
     names = _names(table, columns)
@@ -122,28 +114,14 @@ def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...
 
 
 def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield rows as JSON objects, in pieces of at least `size` bytes (the last may be shorter) with their first line.
+    """Yield rows as JSON objects with their first line, see `pieces_of`; errors name the line in the file.
 
-    Blank lines in a piece keep each row on the line that it has in the file, so that errors name this line. `names` has
-    the name of each column; columns named "" are left out.
-
-    Raises:
-        DataError: there is no row, or the file is broken.
+    `names` has the name of each column; columns named "" are left out. Raise `DataError` if there is no row, or the
+    file is broken.
     """
-    first, number, lines, length = 0, 0, list[bytes](), 0
-    for line, fields in TableFile.open(where).rows():
-        if not lines:
-            first = number = line
-        lines += [b""] * (line - number)
-        lines.append(json.dumps(_row(fields, names), ensure_ascii=False).encode())
-        number, length = line + 1, length + len(lines[-1])
-        if length >= size:
-            yield first, b"\n".join(lines) + b"\n"
-            lines, length = [], 0
-    if lines:
-        yield first, b"\n".join(lines) + b"\n"
-    elif not first:
-        raise DataError("no row in it", where, "give rows below the header")
+    rows = TableFile.open(where).rows()
+    lines = ((line, json.dumps(_row(fields, names), ensure_ascii=False).encode()) for line, fields in rows)
+    return pieces_of(lines, size, where, "give rows below the header")
 
 
 def row_of(line: bytes) -> dict[str, Any]:

@@ -50,9 +50,7 @@ class FileChunk:
 @dataclass
 class Parsed:
     """Parsed chunk: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
-
-    `marks` has, for each good row, its number and the lengths of the columns of the records after this row.
-    """
+    `marks` has, for each good row, its number and the lengths of the columns of the records after this row."""
 
     records: Records
     bad: list[dict[str, Any]]
@@ -66,15 +64,9 @@ class Parsed:
 
 
 def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChunk]:
-    """Yield the chunks of a part in order, streamed.
-
-    Args:
-        index: position of the part among all parts, stored in each chunk.
-        size: bytes after which a chunk is cut at the next row; Parquet is cut into batches of about this size.
-
-    Raises:
-        DataError: the file as a whole is missing, broken, empty or of another kind.
-    """
+    """Yield the chunks of a part in order, streamed. They store `index`, the position of the part among all parts, and
+    are cut at the row after `size` bytes. Raise `DataError` if the file as a whole is missing, broken, empty or of
+    another kind."""
     if part.rows is not None:
         pieces = rows.read_object(part.where, size, part.rows)
     elif part.kind in _READERS:

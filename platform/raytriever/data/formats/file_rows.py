@@ -98,17 +98,15 @@ def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, byte
         except (BadRow, RecursionError) as error:
             raise DataError(f"is {error}", where, "write it again") from error
 
-    return pieces_of(lines(), size, where, "give questions and passages")
+    return pieces_of(enumerate(lines(), 1), size, where, "give questions and passages")
 
 
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of whole rows, each with the number of its first row, counted from 1.
 
     A piece has at most `size` bytes, or one longer row, and ends with the last row that fits. If `header` is given, the
-    first row must name these columns; it is then not part of the pieces.
-
-    Raises:
-        DataError: there is no row, a row is longer than 256 MB, the header differs, or the gzip is broken.
+    first row must name these columns; it is then not part of the pieces. Raise `DataError` if there is no row, a row is
+    longer than 256 MB, the header differs, or the gzip is broken.
     """
     row, seen = 1, False
     for piece in _whole_rows(where, size):
@@ -181,22 +179,24 @@ _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of a JSON array's objects as lines, see `pieces_of`. Raise `DataError` if the file is not an array,
     is cut off or empty, or its gzip is broken."""
-    return pieces_of(_elements(where, size), size, where, "give an array of JSON objects")
+    return pieces_of(enumerate(_elements(where, size), 1), size, where, "give an array of JSON objects")
 
 
-def pieces_of(rows: Iterable[bytes], size: int, where: str, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of at least `size` bytes (the last may be shorter), each with the number of its first row. Raise
-    `DataError` if there is no row."""
-    first, lines, length = 1, list[bytes](), 0
-    for row in rows:
+def pieces_of(rows: Iterable[tuple[int, bytes]], size: int, where: str, remedy: str) -> Iterator[tuple[int, bytes]]:
+    """Yield pieces of at least `size` bytes (the last may be shorter) of numbered rows, each with the number of its
+    first row. Blank lines in a piece keep the numbers of the rows. Raise `DataError` if there is no row."""
+    first, lines, length = 0, list[bytes](), 0
+    for number, row in rows:
+        first = first if lines else number
+        lines += [b""] * (number - first - len(lines))
         lines.append(row)
         length += len(row) + 1
         if length >= size:
             yield first, b"\n".join(lines) + b"\n"
-            first, lines, length = first + len(lines), [], 0
+            lines, length = [], 0
     if lines:
         yield first, b"\n".join(lines) + b"\n"
-    elif first == 1:
+    elif not first:
         raise DataError("no row in it", where, remedy)
 
 

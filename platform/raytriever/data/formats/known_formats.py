@@ -24,34 +24,13 @@ from raytriever.data.formats import (
     beir,
     colbert_and_triples,
     csv_tables,
+    file_rows,
     miracl_and_mrtydi,
     question_answering,
     tevatron_dpr_and_pairs,
 )
+from raytriever.data.formats import plan as plans
 from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
-from raytriever.data.formats.file_rows import (
-    BYTE_ORDER_MARK,
-    column_names,
-    numbered_rows,
-    object_of,
-    read_elements,
-    whole_object,
-)
-from raytriever.data.formats.plan import (
-    Kind,
-    Part,
-    Plan,
-    RowParser,
-    RowsOf,
-    base_of,
-    is_readable,
-    kind_of,
-    names_settings,
-    plain_before_packed,
-    shown,
-    split_if_named,
-    stem_of,
-)
 from raytriever.data.formats.tevatron_dpr_and_pairs import PAIRS, SENTENCE_TRANSFORMERS, corpus_row
 from raytriever.data.formats.train_dev_test import TEST, TRAIN, Division, divided_row, test_file
 from raytriever.data.records_and_bad_rows import NO_ANSWER, BadRow, Records
@@ -66,25 +45,20 @@ _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)"
 
 
 class Format(NamedTuple):
-    """Format of the rows of a file, or of a whole folder.
-
-    Args:
-        signature: description of its files or fields, for messages.
-        parser: returns the parser of rows that have these fields, None if they are of another format.
-        plan: returns the plan of a folder, instead of a parser.
-        is_begun: returns whether some files of the format exist. It is then used if no rows have another format.
-        rows: returns the rows of a file that is one JSON object.
-    """
+    """Format of the rows of a file, or of a whole folder, with a description for messages. `parser` returns the parser
+    of rows that have these fields, None if they are of another format. A folder has a `plan` instead; one of which some
+    files exist (`is_begun`) is used if no rows have another format. `rows` returns the rows of a file that is one JSON
+    object."""
 
     signature: str
-    parser: Callable[[frozenset[str]], RowParser | None] = lambda fields: None
-    plan: Callable[[Source], Plan] | None = None
+    parser: Callable[[frozenset[str]], plans.RowParser | None] = lambda fields: None
+    plan: Callable[[Source], plans.Plan] | None = None
     is_whole: Callable[[Source], bool] = lambda source: False
     is_begun: Callable[[Source], bool] = lambda source: False
-    rows: RowsOf | None = None
+    rows: plans.RowsOf | None = None
 
 
-def rows_with(row: RowParser, *names: str) -> Callable[[frozenset[str]], RowParser | None]:
+def rows_with(row: plans.RowParser, *names: str) -> Callable[[frozenset[str]], plans.RowParser | None]:
     """Return the `parser` of a format whose rows have all these fields."""
     return lambda fields: row if fields.issuperset(names) else None
 
@@ -149,7 +123,7 @@ class Peek(NamedTuple):
     """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one. For a table,
     `header` has the names of its columns in its format. `note` says how the file is read, or why it cannot be."""
 
-    kind: Kind
+    kind: plans.Kind
     fields: frozenset[str]
     header: tuple[str, ...] = ()
     note: str = ""
@@ -158,17 +132,16 @@ class Peek(NamedTuple):
 Peeks = list[tuple[SourceFile, Peek]]
 
 
-def recognize(source: Source, format: str | None = None, columns: str = "", config: SplitConfig | None = None) -> Plan:
+def recognize(
+    source: Source, format: str | None = None, columns: str = "", config: SplitConfig | None = None
+) -> plans.Plan:
     """Return the plan for reading a data set.
 
     `format` is one of `FORMATS`, or None to recognize it; with a format, files of other formats are skipped. `columns`
     names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; other columns are recognized. `config`
-    divides a single file of queries and passages. The source includes its file of test questions.
-
-    Raises:
-        DataError: the files have no known format, or several, or are broken; or the format is unknown; or a column
-            is missing; or a file cannot be divided.
-        ConfigError: `config` has no effect.
+    divides a single file of queries and passages. The source includes its file of test questions. Raise `DataError` if
+    the files have no known format, or several, or are broken; or the format is unknown; or a column is missing; or a
+    file cannot be divided. Raise `ConfigError` if `config` has no effect.
     """
     plan = _with_unread(source, _recognize(source, format, columns, config or SplitConfig()))
     if config not in (None, SplitConfig()) and not plan.division:
@@ -178,13 +151,13 @@ def recognize(source: Source, format: str | None = None, columns: str = "", conf
     return plan
 
 
-def _with_unread(source: Source, plan: Plan) -> Plan:
+def _with_unread(source: Source, plan: plans.Plan) -> plans.Plan:
     """Return the plan with a note on files that have names like judgements but are not read."""
     read = {part.where for part in plan.parts}
     unread = [
         file.path
-        for file in plain_before_packed(source.files)
-        if file.where not in read and _JUDGEMENTS.search(file.path) and not names_settings(file.path)
+        for file in plans.plain_before_packed(source.files)
+        if file.where not in read and _JUDGEMENTS.search(file.path) and not plans.names_settings(file.path)
     ]
     if not unread or plan.format == miracl_and_mrtydi.NAME:  # it reads files of single splits or of all, not both
         return plan
@@ -192,7 +165,7 @@ def _with_unread(source: Source, plan: Plan) -> Plan:
     return replace(plan, note="; ".join(filter(None, [plan.note, what])))
 
 
-def _recognize(source: Source, name: str | None, columns: str, config: SplitConfig) -> Plan:
+def _recognize(source: Source, name: str | None, columns: str, config: SplitConfig) -> plans.Plan:
     if name is not None and name not in FORMATS:
         raise DataError(f"unknown format {name!r}", None, did_you_mean(name, list(FORMATS)))
     for known, format in FORMATS.items():
@@ -200,7 +173,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
             return _divided(format.plan(source), config)
     # The last one, because files of an incomplete BEIR folder may also belong to another format.
     begun = next((known for known in reversed(FORMATS) if FORMATS[known].is_begun(source)), None)
-    files = plain_before_packed(source.files)
+    files = plans.plain_before_packed(source.files)
     peeks = _look_into(files)
     table_files = [file for file in files if _TABLE.search(file.path)]
     if table_files and not peeks and (columns or begun is None):
@@ -217,12 +190,12 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
         return _divided(FORMATS[begun].plan(source), config)  # type: ignore[misc]
     if not candidates:
         for file in files:
-            if _DESCRIPTION.search(file.path) and not names_settings(file.path) and (broken := peek(file).note):
+            if _DESCRIPTION.search(file.path) and not plans.names_settings(file.path) and (broken := peek(file).note):
                 raise DataError(broken, file.where, "write it again, or remove it")
         what = f"not in the format {name}" if name else "in no known format"
         signatures = [format.signature for format in FORMATS.values() if format.signature]
         remedy = f"known formats are {'; '.join([*signatures, csv_tables.SIGNATURE])}"
-        raise DataError(f"{what}; it holds {_describe(peeks) or shown(source)}", source.where, remedy)
+        raise DataError(f"{what}; it holds {_describe(peeks) or plans.shown(source)}", source.where, remedy)
     chosen, matched = next(iter(candidates.items()))
     strange = [] if name else [one for one in peeks if one not in matched]
     if len(candidates) > 1 or strange:
@@ -235,10 +208,10 @@ def _look_into(files: Iterable[SourceFile]) -> Peeks:
     """Return the files that may hold rows, except tables. Of the shards of one file only the first is opened."""
     peeked: dict[str, Peek] = {}
     peeks = []
-    for file in filter(is_readable, files):
-        if _TABLE.search(file.path) or names_settings(file.path):
+    for file in filter(plans.is_readable, files):
+        if _TABLE.search(file.path) or plans.names_settings(file.path):
             continue
-        group = stem_of(file.path)
+        group = plans.stem_of(file.path)
         if group not in peeked:
             peeked[group] = peek(file)
         if peeked[group].fields or not _DESCRIPTION.search(file.path):
@@ -250,16 +223,16 @@ def peek(file: SourceFile) -> Peek:
     """Read the first rows of a file; raises `DataError` if it is empty or broken as a whole."""
     if not file.size:
         raise DataError("no row in it, the file is empty", file.where, "write it again, or remove it")
-    kind = kind_of(file.path)
+    kind = plans.kind_of(file.path)
     if kind in ("parquet", "arrow"):
-        return Peek(kind, frozenset(column_names(file.where)))
+        return Peek(kind, frozenset(file_rows.column_names(file.where)))
     with reading(file.where, [0]), closing(open_stream(file.where)) as stream:
-        begin = stream.read(_BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip()
+        begin = stream.read(_BLOCK).removeprefix(file_rows.BYTE_ORDER_MARK).lstrip()
     # JSON lines are often published as .json, and an array may be called .jsonl.
     if begin.startswith(b"[") if kind == "array" else _ARRAY.match(begin):
-        _, rows = next(read_elements(file.where, _BLOCK))
+        _, rows = next(file_rows.read_elements(file.where, _BLOCK))
         return Peek("array", _fields(rows.split(b"\n")[:_ROWS]))
-    numbered = numbered_rows(file.where)
+    numbered = file_rows.numbered_rows(file.where)
     with closing(numbered):  # type: ignore[type-var]
         first = [row for _, row in islice(numbered, _ROWS)]
     if kind == "array" and (len(first) == 1 or not _fields(first[:1])):
@@ -270,7 +243,7 @@ def peek(file: SourceFile) -> Peek:
 def _peek_object(file: SourceFile, otherwise: Peek) -> Peek:
     """Return the kind and fields of a file that is one JSON object, or `otherwise` if it has no known format."""
     try:
-        content = whole_object(file.where)
+        content = file_rows.whole_object(file.where)
     except BadRow as error:
         return otherwise if otherwise.fields else Peek("json", frozenset(), note=f"is {error}")
     for format in FORMATS.values():
@@ -298,7 +271,7 @@ def _peek_table(file: SourceFile, columns: str) -> Peek:
 def _fields(rows: list[bytes]) -> frozenset[str]:
     for row in rows:
         with suppress(BadRow):
-            return frozenset(object_of(row))
+            return frozenset(file_rows.object_of(row))
     return frozenset()
 
 
@@ -306,17 +279,17 @@ def _format_of(fields: frozenset[str]) -> str | None:
     return next((name for name, format in FORMATS.items() if format.parser(fields)), None)
 
 
-def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Plan:
-    texts, judged = list[Part](), list[Part]()
+def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> plans.Plan:
+    texts, judged = list[plans.Part](), list[plans.Part]()
     folders, notes = set[str](), list[str]()
     test = test_file(config)
     for file, (kind, fields, header, note) in matched:
-        named, is_table = split_if_named(file.path), kind == "table"
+        named, is_table = plans.split_if_named(file.path), kind == "table"
         split: str | None = named or ("" if name != PAIRS else TRAIN)
         parse = FORMATS[name].parser(fields)
         assert parse is not None  # the file matches the format
         if parse is corpus_row:
-            texts.append(Part(file.where, kind, parse))
+            texts.append(plans.Part(file.where, kind, parse))
             continue
         is_triple = name == SENTENCE_TRANSFORMERS
         if test is not None and file.where == test.where:
@@ -328,19 +301,21 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Pla
         elif config != SplitConfig():
             split = ""
         if not is_table:
-            folders.add(base_of(file.path))
+            folders.add(plans.base_of(file.path))
         notes.append(note or tevatron_dpr_and_pairs.grades_note(file.path, parse))
-        judged.append(Part(file.where, kind, parse, header, split, FORMATS[name].rows if kind == "object" else None))
+        judged.append(
+            plans.Part(file.where, kind, parse, header, split, FORMATS[name].rows if kind == "object" else None)
+        )
     if len(folders) > 1:
         what = f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}"
         raise DataError(what, source.where, "give one of these folders")
     if not judged or (not texts and any(part.parse is tevatron_dpr_and_pairs.tevatron_ids_row for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
-        raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
-    return Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)))
+        raise DataError(f"no {missing} in it; it holds {plans.shown(source)}", source.where, "give a folder with both")
+    return plans.Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)))
 
 
-def _divided(plan: Plan, config: SplitConfig) -> Plan:
+def _divided(plan: plans.Plan, config: SplitConfig) -> plans.Plan:
     """Return a plan in which each part has its split. A single file of questions without a split is divided if it
     has columns, or if `config` asks for it. Several files without splits are `train`."""
     test = test_file(config)
@@ -353,7 +328,7 @@ def _divided(plan: Plan, config: SplitConfig) -> Plan:
         division, how = Division.of_file(config, unnamed[0].where, lambda where: _questions(parts[where]))
         note = f"{note}; {how}" if note else f"{unnamed[0].where.rpartition('/')[-1]}: {how}"
 
-    def with_split(part: Part) -> Part:
+    def with_split(part: plans.Part) -> plans.Part:
         if part.split != "":
             return part
         if division is None:
@@ -364,7 +339,7 @@ def _divided(plan: Plan, config: SplitConfig) -> Plan:
     return replace(plan, parts=tuple(map(with_split, plan.parts)), note=note, division=divided)
 
 
-def _questions(part: Part) -> Iterator[tuple[int, str, bool]]:
+def _questions(part: plans.Part) -> Iterator[tuple[int, str, bool]]:
     """Yield the queries of a part: row, text (or id, if there is no text), and whether a document answers it."""
     for chunk in read_chunks(part, 0):
         parsed = parse_chunk(part, chunk)
@@ -378,7 +353,7 @@ def _questions(part: Part) -> Iterator[tuple[int, str, bool]]:
             yield row, text, name not in unanswered
 
 
-def _in_split(parse: RowParser, split: str, row: Any, records: Records, _: str) -> None:
+def _in_split(parse: plans.RowParser, split: str, row: Any, records: Records, _: str) -> None:
     parse(row, records, split)
 
 
@@ -386,5 +361,5 @@ def _describe(peeks: Peeks) -> str:
     formats = {}
     for file, peek in peeks:
         described = f"the fields {', '.join(sorted(peek.fields)[:8])}" if peek.fields else "no objects"
-        formats[stem_of(file.path)] = _format_of(peek.fields) or described
+        formats[plans.stem_of(file.path)] = _format_of(peek.fields) or described
     return ", ".join(f"{path} ({described})" for path, described in list(formats.items())[:12])

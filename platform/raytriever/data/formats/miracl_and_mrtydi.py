@@ -1,10 +1,5 @@
 """Parser of topics next to a corpus of JSON lines: MIRACL (Zhang et al. 2023, arXiv:2210.09984) and Mr. TyDi (Zhang et
-al. 2021, arXiv:2108.08787).
-
-1. Topics, `topics/topics.miracl-v1.0-sw-dev.tsv` or `topic.dev.tsv`: id and text of a query, without a header.
-2. Judgements, `qrels/qrels.miracl-v1.0-sw-dev.tsv` or `qrels.dev.txt`: query id, `Q0`, document id and grade.
-3. Corpus, `docs-0.jsonl.gz` of `{"docid", "title", "text"}`, or `collection/docs.jsonl.gz` of `{"id", "contents"}`,
-   where a blank line ends the title.
+al. 2021, arXiv:2108.08787). docs/reference/formats.md describes the files.
 
 The file name ends in the split. Files of all splits together, such as `topic.tsv`, are read if there are no others.
 """

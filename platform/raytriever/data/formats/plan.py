@@ -84,14 +84,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Format and parts of a data set.
-
-    Args:
-        parts: files of the data set, files with only texts first.
-        note: message about how the files are read, if that was guessed.
-        division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
-        has_queries: whether the data set must have a query; a corpus alone can be encoded and searched.
-    """
+    """Format and parts of a data set, files with only texts first. `note` says how the files are read, if that was
+    guessed. `division` are the bounds by which a single file is divided into splits; empty if files or rows name them.
+    Without `has_queries`, the corpus is alone: it can be encoded and searched."""
 
     format: str
     parts: tuple[Part, ...]
@@ -302,13 +297,8 @@ def optional_score(row: Mapping[str, Any], name: str) -> float:
 
 
 class QueryGroup:
-    """Query of a row, with its passages, judgements, negatives and answers, which are added to the records.
-
-    Args:
-        name: id of the query; None for an id from its content.
-        prompt: prompt of this query, which replaces that of its data set; "" for none.
-        answers: texts that identify passages with the answer.
-    """
+    """Query of a row, with its passages, judgements, negatives and answers, which are added to the records. If `name`
+    is None, its id is made from its content. A `prompt` replaces that of its data set."""
 
     def __init__(
         self,

@@ -28,11 +28,8 @@ _SMALL, _LARGE = 0.1, 0.3  # bounds of the default share of dev, and of test
 class Shares:
     """Shares of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
 
-    None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half
-    of the questions that the other share leaves.
-
-    Raises:
-        ConfigError: the sum is more than 1.
+    None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half of the
+    questions that the other share leaves. Raise `ConfigError` if the sum is more than 1.
     """
 
     test: float | None = None
@@ -57,10 +54,8 @@ class Shares:
         return test, min(default, (1 - test) / 2) if dev is None else dev
 
     def sizes(self, count: int, total: int | None = None) -> tuple[int, int]:
-        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its share is 0.
-
-        `total` is the number of all questions, which decides the default shares; `count` if None.
-        """
+        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its share is 0. `total`
+        is the number of all questions, which decides the default shares; `count` if None."""
         test, dev = (share and max(1, int(share * count + _ROUNDING)) for share in self.of(total or count))
         test = min(int(test), count)
         return test, min(int(dev), count - test) if self.has_train or not dev else count - test
@@ -144,10 +139,8 @@ class Division:
     ) -> tuple[Division, str]:
         """Return the division of the queries of a file, and a description of it.
 
-        `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it.
-
-        Raises:
-            DataError: there are too few queries, or the file of test questions has one of them.
+        `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it. Raise
+        `DataError` if there are too few queries, or the file of test questions has one of them.
         """
         shares, test = shares_of(config), test_file(config)
         asked = {(text, is_answered) for _, text, is_answered in questions(where)}
@@ -169,11 +162,8 @@ class Division:
 
     @classmethod
     def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
-        """Return the division of queries, each given with whether a document answers it.
-
-        Raises:
-            DataError: there are too few different queries with an answer.
-        """
+        """Return the division of queries, each given with whether a document answers it. Raise `DataError` if there are
+        too few different queries with an answer."""
         texts: dict[bool, set[str]] = {True: set(), False: set()}
         for text, is_answered in queries:
             texts[is_answered].add(text)
@@ -204,10 +194,8 @@ def divided_row(parse: RowParser, division: Division, row: Any, records: Records
 
 
 def few_questions(counts: Mapping[str, int], shares: Shares) -> str:
-    """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough.
-
-    `counts` are the questions by split. A split whose share is 0 is not checked.
-    """
+    """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough. `counts`
+    are the questions by split. A split whose share is 0 is not checked."""
     wanted = {split: share for split, share in zip((TEST, DEV), shares.of(sum(counts.values())), strict=True) if share}
     few = [split for split in wanted if counts.get(split, 0) < ENOUGH]
     if not few:

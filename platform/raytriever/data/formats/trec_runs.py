@@ -35,11 +35,8 @@ def read_scored_run(
     skipped.
 
     As in trec_eval, scores order the documents and written ranks are ignored. Of equal scores, the larger document id
-    comes first. Percent-encoded ids are decoded, because white space must be encoded.
-
-    Raises:
-        DataError: the file cannot be read, a line has another form, a document is unknown, or the file ranks none of
-            the queries.
+    comes first. Percent-encoded ids are decoded, because white space must be encoded. Raise `DataError` if the file
+    cannot be read, a line has another form, a document is unknown, or the file ranks none of the queries.
     """
     row_of = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
     documents = {name: position for position, name in enumerate(dataset.documents.ids)}

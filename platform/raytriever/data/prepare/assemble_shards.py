@@ -51,12 +51,7 @@ _STORED = _PAIR.names[:5]  # type: ignore[index]
 
 @dataclass(frozen=True)
 class AssembledSide:
-    """Documents or queries of all shards.
-
-    Args:
-        live: rows that count, ascending.
-        meta: figures for the manifest, see `prepared.SideMeta`.
-    """
+    """Documents or queries of all shards: the rows that count, ascending, and `prepared.SideMeta` for the manifest."""
 
     index: KeyIndex
     live: Int64[ndarray, " positions"]
@@ -128,20 +123,11 @@ def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int],
     return str(ids[index - sum(lengths[:shard])].as_py())
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Pairs of a shard with positions, -1 for an unknown query or document; their splits, scores and documents' ids."""
-
-    rows: ndarray
-    splits: ndarray
-    scores: ndarray
-    documents: Any
-
-
 def _resolved(
     folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
-) -> Iterator[_Pairs]:
-    """Yield the pairs of each shard that has any; a pair that names an unknown query or document is a bad row."""
+) -> Iterator[tuple[ndarray, ndarray, ndarray, Any]]:
+    """Yield the pairs of each shard that has any, with positions, and their splits, scores and documents' ids. One that
+    names an unknown query or document has the position -1, and is a bad row."""
     for report in reports:
         arrays = _arrays(folder, report, name, _PAIRS)
         if not len(arrays["rows"]):
@@ -159,7 +145,7 @@ def _resolved(
             unknown = ids[end][int(index)].as_py()
             reason = f"unknown {end} id {unknown!r}"  # see `UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(rows["row"][index])), (reason, unknown.encode()))
-        yield _Pairs(rows, arrays["splits"], arrays["scores"], ids["document"])
+        yield rows, arrays["splits"], arrays["scores"], ids["document"]
 
 
 def _write_judgements(
@@ -167,16 +153,16 @@ def _write_judgements(
 ) -> None:
     judged, without = defaultdict[str, list[ndarray]](list), defaultdict[str, list[ndarray]](list)
     absent: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
-    for pairs in _resolved(folder, prepared.JUDGEMENTS, reports, sides, bad):
-        for split in map(str, np.unique(pairs.splits)):
-            is_of_split = (pairs.splits == split) & (pairs.rows["query"] >= 0)
-            judged[split].append(pairs.rows[is_of_split & (pairs.rows["document"] >= 0)])
-            for index in np.flatnonzero(is_of_split & (pairs.rows["document"] < 0) & (pairs.rows["score"] > 0)):
-                row, name = pairs.rows[index], pairs.documents[int(index)].as_py()
+    for pairs, splits, _, documents in _resolved(folder, prepared.JUDGEMENTS, reports, sides, bad):
+        for split in map(str, np.unique(splits)):
+            is_of_split = (splits == split) & (pairs["query"] >= 0)
+            judged[split].append(pairs[is_of_split & (pairs["document"] >= 0)])
+            for index in np.flatnonzero(is_of_split & (pairs["document"] < 0) & (pairs["score"] > 0)):
+                row, name = pairs[index], documents[int(index)].as_py()
                 if name:
                     absent[split].setdefault((int(row["query"]), name), int(row["score"]))
                 else:
-                    without[split].append(pairs.rows[index : index + 1])
+                    without[split].append(pairs[index : index + 1])
     (folder / prepared.JUDGEMENTS).mkdir(exist_ok=True)
     for split, tables in judged.items():
         table = np.concatenate(tables)
@@ -220,10 +206,10 @@ def _write_negatives(
     folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
 ) -> None:
     rows, scores = [], []
-    for pairs in _resolved(folder, prepared.NEGATIVES, reports, sides, bad):
-        exist = (pairs.rows["query"] >= 0) & (pairs.rows["document"] >= 0)
-        rows.append(np.stack([pairs.rows[name][exist] for name in ("query", "document", "kind", "rank")]))
-        scores.append(pairs.scores[exist].astype(np.float32))
+    for pairs, _, of_pairs, _ in _resolved(folder, prepared.NEGATIVES, reports, sides, bad):
+        exist = (pairs["query"] >= 0) & (pairs["document"] >= 0)
+        rows.append(np.stack([pairs[name][exist] for name in ("query", "document", "kind", "rank")]))
+        scores.append(of_pairs[exist].astype(np.float32))
     if rows:
         np.save(folder / f"{prepared.NEGATIVES}.npy", np.concatenate(rows, axis=1))
         np.save(folder / f"{prepared.NEGATIVES}.scores.npy", np.concatenate(scores))

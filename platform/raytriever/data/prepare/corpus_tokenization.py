@@ -23,10 +23,8 @@ MAX_CHARACTERS = 1_000_000
 
 @dataclass(frozen=True)
 class Tokenization:
-    """Serialized tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts.
-
-    `table` has the prompts by data set, from which `for_dataset` chooses; None if all data sets have the same prompts.
-    """
+    """Serialized tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts. `table`
+    has the prompts by data set, from which `for_dataset` chooses; None if all data sets have the same prompts."""
 
     tokenizer: str = field(repr=False)
     query_prompt: str = ""

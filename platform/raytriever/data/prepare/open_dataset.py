@@ -42,18 +42,13 @@ def open_dataset(
     run: Runner = in_this_process,
     report: Report = ignore_line,
 ) -> RetrievalDataset:
-    """Open a data set, after checking and preparing it if necessary. Its `quarantine` lists the rows left out.
+    """Open a data set, after checking and preparing it if necessary. Its `quarantine` lists the rows left out. Raise
+    `DataError` if the data set or a split does not exist, a file is broken, or too many rows are bad.
 
     Args:
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
-        splits: splits whose judgements are read.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
-        bm25_language: see `Documents`.
         tokenization: tokenizer and prompts; None for texts without tokens.
-        report: called with progress lines of the preparation.
-
-    Raises:
-        DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenization, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
@@ -157,19 +152,13 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
     of_dev = _held_out(queries, dataset)
     is_dev = np.isin(train.queries, of_dev)
     judgements = {**dataset.judgements, TRAIN: train.where(~is_dev), DEV: train.where(is_dev)}
-    absent = dict(dataset.absent)
-    if TRAIN in absent:
-        lost = absent.pop(TRAIN)
+    absent, unanswerable = dict(dataset.absent), dict(dataset.unanswerable)
+    if (lost := absent.pop(TRAIN, None)) is not None:
         is_dev = np.isin(lost.queries, of_dev)
-        divided = {TRAIN: lost.where(~is_dev), DEV: lost.where(is_dev)}
-        absent |= {split: rows for split, rows in divided.items() if len(rows)}
-    unanswerable = dict(dataset.unanswerable)
-    if TRAIN in unanswerable:
-        queries = unanswerable.pop(TRAIN)
-        is_dev = np.isin(queries, _held_out(queries, dataset))
-        unanswerable |= {
-            split: rows for split, rows in ((TRAIN, queries[~is_dev]), (DEV, queries[is_dev])) if len(rows)
-        }
+        absent |= {split: lost.where(of) for split, of in ((TRAIN, ~is_dev), (DEV, is_dev)) if of.any()}
+    if (without := unanswerable.pop(TRAIN, None)) is not None:
+        is_dev = np.isin(without, _held_out(without, dataset))
+        unanswerable |= {split: without[of] for split, of in ((TRAIN, ~is_dev), (DEV, is_dev)) if of.any()}
     return replace(dataset, judgements=judgements, absent=absent, unanswerable=unanswerable)
 
 

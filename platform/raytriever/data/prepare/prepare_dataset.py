@@ -88,10 +88,8 @@ class Request:
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
-        """Return the SHA-256 over the bytes of the files, their paths, and all settings that determine the shards.
-
-        The paths count because bad rows are listed by path.
-        """
+        """Return the SHA-256 over the bytes of the files, their paths, and all settings that determine the shards. The
+        paths count because bad rows are listed by path."""
         tokens = self.tokenization.digest if self.tokenization else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
@@ -110,12 +108,9 @@ class Request:
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> PreparedDirectory:
-    """Prepare a data set in `output` or in the cache, unless that is done already, and return it.
-
-    Raises:
-        DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
-        StorageError: `output` holds something else, or cannot be written.
-    """
+    """Prepare a data set in `output` or in the cache, unless that is done already, and return it. Raise `DataError` if
+    the data set does not exist, its format is unknown, a file is broken, or too many rows are bad. Raise `StorageError`
+    if `output` holds something else, or cannot be written."""
     is_embedded = request.dataset == PYDOCS
     source = Source.open(pydocs_folder() if is_embedded else request.dataset)
     source = replace(source, name=request.dataset) if is_embedded else source

@@ -69,15 +69,8 @@ class FileMeta(TypedDict):
 
 
 class SideMeta(TypedDict):
-    """Figures of the documents or the queries.
-
-    Args:
-        rows: number of all rows, including those that do not count.
-        live: number of rows that count.
-        digest: SHA-256 over ids and contents in order.
-        repeated: number of rows that repeat an earlier row.
-        same_text: number of rows that are copies of an earlier one; see `hashed_ids`.
-    """
+    """Figures of the documents or the queries: all rows, those that count, SHA-256 over ids and contents in order, rows
+    that repeat an earlier row, and rows that are copies of an earlier one (`hashed_ids`)."""
 
     rows: int
     live: int
@@ -155,10 +148,8 @@ class PreparedDirectory:
         """Open the data set.
 
         Only the judgements and bad rows of `splits` are read; None for all. Missing splits are skipped. `vocabulary` is
-        the number of token ids of the tokenizer, if known.
-
-        Raises:
-            StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
+        the number of token ids of the tokenizer, if known. Raise `StorageError` if a file is missing, damaged or
+        changed, or has other contents than `prepare` writes.
         """
         against = "" if vocabulary is None else f", {vocabulary} tokens"
         examine = partial(self._read, None, full=True, vocabulary=vocabulary)

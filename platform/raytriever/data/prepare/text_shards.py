@@ -149,14 +149,8 @@ def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a shard.
-
-    Args:
-        number: number of the chunk of the part, from 0.
-        rows: number of rows read, bad ones included.
-        bad: bad rows, from `records.bad_entry`.
-        files: size and digest of each file, by its name in the data set.
-    """
+    """Report of a shard, the chunk `number` of a part, from 0: its rows with bad ones included, the bad rows of
+    `records.bad_entry`, and size and digest of each file by its name in the data set."""
 
     part: int
     number: int
@@ -172,12 +166,8 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of shards, which is sent to every process that writes some of them.
-
-    Args:
-        folder: directory of the data set, to which every process can write.
-        tokenization: tokenizer and prompts; None for texts without tokens.
-    """
+    """Writer of shards, which is sent to every process that writes some of them, and to whose folder every process can
+    write. Without a tokenization, texts get no tokens."""
 
     parts: tuple[Part, ...]
     folder: Path
@@ -237,6 +227,8 @@ class ShardWriter:
     def _write_side(self, stem: str, side: Side) -> tuple[dict[int, str], dict[str, FileEntry], dict[str, ndarray]]:
         """Write texts and tokens, each pair of id and content once; texts that cannot be tokenized are left out. Return
         the reasons for these by row, the entries of the files, and the keys for `assemble`."""
+        import pyarrow as pa
+
         keys = list(map(key_of, side.columns["id"]))
         first: dict[tuple[bytes, bytes], int] = {}
         for index, pair in enumerate(zip(keys, side.contents, strict=True)):
@@ -251,7 +243,8 @@ class ShardWriter:
             token_ids = [ids for index, ids in enumerate(tokens) if index not in errors]
         if kept:
             columns = {name: [column[index] for index in kept] for name, column in side.columns.items()}
-            entries[f"{stem}.arrow"] = entry_of(self._put(f"{stem}.arrow", lambda file: _write_texts(file, columns)))
+            table = {name: pa.array(column, pa.large_string()) for name, column in columns.items()}
+            entries[f"{stem}.arrow"] = entry_of(self._put(f"{stem}.arrow", lambda file: write_table(file, table)))
             if self.tokenization:
                 ids, offsets = flat(token_ids, self.tokenization.dtype)
                 for name, values in ((f"{stem}.tokens.npy", ids), (f"{stem}.offsets.npy", offsets)):
@@ -267,12 +260,6 @@ class ShardWriter:
 
     def _put(self, name: str, save: Callable[[Path], object]) -> Path:
         return put_file(self.folder / name, self.folder / WORK, save)
-
-
-def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
-    import pyarrow as pa
-
-    write_table(file, {name: pa.array(column, pa.large_string()) for name, column in columns.items()})
 
 
 def find_unfinished(folder: Path, key: str) -> Path | None:

@@ -58,10 +58,8 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the training examples of an epoch, in global batches over all workers.
-
-    `stream` is the stream to read, see `dataset_mixture.arrange`; `Shuffled` by default.
-    """
+    """Order of the training examples of an epoch, in global batches over all workers. `stream` is the stream to read,
+    see `dataset_mixture.arrange`; `Shuffled` by default."""
 
     examples: int
     batch_size: int
@@ -135,13 +133,9 @@ def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
 def words(
     seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
 ) -> UInt64[ndarray, "..."]:
-    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or each sample, `[batch, columns]`.
-
-    Args:
-        epochs, examples: `[batch]`.
-        purpose: number of the purpose, because samples of one example for two purposes must be independent.
-        columns: numbers of the samples of each example.
-    """
+    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or each of the samples that `columns`
+    numbers, `[batch, columns]`. Epochs and examples are `[batch]`. Each purpose has its number, because samples of one
+    example for two purposes must be independent."""
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
     state = _mix(state ^ np.asarray(examples).astype(np.uint64))

@@ -22,10 +22,8 @@ _FLAG = setting("dataset_weights")
 
 
 class Mixture:
-    """Stream that mixes the streams of several data sets; examples are numbered through all data sets.
-
-    `run` is the number of slots of a turn: 1, or the batch size if each batch is from one data set.
-    """
+    """Stream that mixes the streams of several data sets; examples are numbered through all data sets. `run` is the
+    number of slots of a turn: 1, or the batch size if each batch is from one data set."""
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[float], seed: int, run: int = 1) -> None:
         self._streams, self._seed, self._run = tuple(streams), seed, run
@@ -55,12 +53,9 @@ class Mixture:
 
 
 def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
-    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; "" means the sizes.
-
-    Raises:
-        ConfigError: the number of weights differs from the number of data sets, a weight is not above 0, or a data set
-            with a weight has no examples.
-    """
+    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; "" means the sizes. Raise `ConfigError` if the
+    number of weights differs from the number of data sets, a weight is not above 0, or a data set with a weight has no
+    examples."""
     if not text.strip():
         return tuple(sizes)
     words = [word.strip() for word in text.split(",")]
@@ -93,14 +88,9 @@ def arrange(
     mixing: str = EXAMPLES,
     no_duplicates: bool = False,
 ) -> Order:
-    """Return the order of a split's examples, of one data set or of several combined.
-
-    Args:
-        batch_size: number of examples in the global batch, over all workers.
-        weights: weights of the data sets, see `parse_weights`; "" for their sizes.
-        mixing: `examples` mixes data sets within each batch, `batches` reads each batch from one data set.
-        no_duplicates: avoid batches with two queries that share a positive, see `Spread`.
-    """
+    """Return the order of a split's examples, of one data set or of several combined. `batch_size` is that of all
+    workers; `mixing` mixes data sets within each batch (`examples`), or reads each batch from one of them (`batches`).
+    See `parse_weights` for the weights, and `Spread` for `no_duplicates`."""
     sizes = np.diff(examples.starts).tolist()
     shares = parse_weights(weights, sizes)
     parts = [part for part, size in enumerate(sizes) if size]

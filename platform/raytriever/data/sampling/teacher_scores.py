@@ -26,12 +26,8 @@ from raytriever.data.sampling.training_examples import Examples
 
 @dataclass(frozen=True)
 class TeacherTable:
-    """Teacher scores of pairs.
-
-    Args:
-        pairs: query position times `documents` plus document position, ascending and distinct.
-        scores: finite scores; higher is more relevant.
-    """
+    """Teacher scores of pairs, which are finite; higher is more relevant. A pair is the query position times
+    `documents` plus the document position; pairs are ascending and distinct."""
 
     pairs: Int64[ndarray, " pairs"]
     scores: Float32[ndarray, " pairs"]
@@ -84,16 +80,8 @@ class TeacherTable:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def of_groups(
-        self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
-    ) -> Float32[ndarray, "batch group"]:
-        """Return the score of each document for the query of its row; NaN if there is none."""
-        return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
-
-    def of_pairs(
-        self, queries: Int64[ndarray, "*shape"], documents: Int64[ndarray, "*shape"]
-    ) -> Float32[ndarray, "*shape"]:
-        """Return the score of each pair; NaN if there is none."""
+    def of_pairs(self, queries: ndarray, documents: Int64[ndarray, "*shape"]) -> Float32[ndarray, "*shape"]:
+        """Return the score of each pair; NaN if there is none. Queries are broadcast to the shape of the documents."""
         if not len(self):
             return np.full(documents.shape, np.nan, dtype=np.float32)
         pairs = queries * self.documents + documents
@@ -162,12 +150,9 @@ def identity(dataset: RetrievalDataset) -> dict[str, str]:
 
 
 def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
-    """Read scores of a directory that `raytriever score` wrote, or of one Parquet file, for a data set.
-
-    Raises:
-        DataError: the path does not exist, or has scores of other texts; a column is missing or has another type; an id
-            is unknown, a score is not finite, or a pair has two scores.
-    """
+    """Read scores of a directory that `raytriever score` wrote, or of one Parquet file, for a data set. Raise
+    `DataError` if the path does not exist, or has scores of other texts; a column is missing or has another type; an id
+    is unknown, a score is not finite, or a pair has two scores."""
 
     def check(meta: Mapping[str, Any]) -> None:
         if meta.get("kind") != KIND:
@@ -176,9 +161,8 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
         for name, digest in identity(dataset).items():
             if meta.get(name) != digest:
                 of = f"of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
-                raise DataError(
-                    f"holds scores of other {name}: {of}", str(path), "score this data set with `raytriever score`"
-                )
+                what = f"holds scores of other {name}: {of}"
+                raise DataError(what, str(path), "score this data set with `raytriever score`")
 
     table = read_pairs(Path(path), SCORES, _KINDS, SCORES.remedy, check=check)
     query, document = (

@@ -43,10 +43,8 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     """Return the queries that are examples, and the positives from which their groups are sampled.
 
     The second value has the candidates for the first positive of a group. For `human-first` it also has the candidates
-    for the further positives; a query may have none of these.
-
-    Raises:
-        DataError: no query has a positive of the source.
+    for the further positives; a query may have none of these. Raise `DataError` if no query has a positive of the
+    source.
     """
     if which == ALL:
         return positives, (positives,)
@@ -122,11 +120,9 @@ class Examples:
     ) -> Examples:
         """Return the examples of an opened split of one data set, or of a combined one (`combine_datasets.combine`).
 
-        `sources` selects the positives of groups by source: `all`, `human`, `llm` or `human-first`.
-
-        Raises:
-            DataError: the split has no positive (of the source), or a query to which all documents are relevant; or
-                the table is of another data set.
+        `sources` selects the positives of groups by source: `all`, `human`, `llm` or `human-first`. Raise `DataError`
+        if the split has no positive (of the source), or a query to which all documents are relevant; or the table is of
+        another data set.
         """
         known = dataset.positives(split)
         check_positives(known, dataset, split)
@@ -277,11 +273,8 @@ _FLAG = setting("negatives_mix")
 
 
 def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
-    """Parse shares such as `bm25=0.5,random=0.5` into the order of `ORIGINS`, with sum 1; return None for "".
-
-    Raises:
-        ConfigError: an origin is unknown or named twice, or a share is not above 0.
-    """
+    """Parse shares such as `bm25=0.5,random=0.5` into the order of `ORIGINS`, with sum 1; return None for "". Raise
+    `ConfigError` if an origin is unknown or named twice, or a share is not above 0."""
     if not text.strip():
         return None
     shares = np.zeros(len(ORIGINS))
@@ -308,14 +301,9 @@ def counts_by_origin(
     wanted: Int64[ndarray, " batch"],
     shift: Float64[ndarray, " batch"],
 ) -> Int64[ndarray, "batch origins"]:
-    """Return the number of negatives of each origin in each group; the sum of a row is `wanted`.
-
-    Args:
-        shares: shares with the sum 1.
-        there: True if the query has a negative of the origin. Random documents always exist.
-        wanted: number of negatives of each group, at least 0.
-        shift: random number in [0, 1) for each group.
-    """
+    """Return the number of negatives of each origin in each group; the sum of a row is `wanted`. The sum of the shares
+    is 1. `there` is True if the query has a negative of the origin; random documents always exist. `shift` is a random
+    number in [0, 1) for each group."""
     mined = np.where(there, shares, 0.0)
     mined[:, RANDOM] = 0
     left = mined.sum(axis=1, keepdims=True)

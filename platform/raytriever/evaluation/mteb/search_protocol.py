@@ -61,15 +61,16 @@ def open_split(data: Mapping[str, Any], task_metadata: Any, name: str, max_bad_r
             for document, grade in grades.items() if query in texts else ():
                 yield {"query-id": query, "corpus-id": document, "score": int(grade)}
 
-    rows: dict[str, Rows] = {
-        "corpus.jsonl": documents,
-        "queries.jsonl": lambda: (
-            {"_id": key, "text": text if text.strip() else NO_TEXT} for key, text in texts.items()
-        ),
-        f"qrels/{SPLIT}.jsonl": judgements,
+    def questions() -> Iterator[Row]:
+        for key, text in texts.items():
+            yield {"_id": key, "text": text if text.strip() else NO_TEXT}
+
+    files: dict[str, tuple[str, Rows]] = {
+        "corpus.jsonl": (f"documents of {name}", documents),
+        "queries.jsonl": (f"queries of {name}", questions),
+        f"qrels/{SPLIT}.jsonl": (f"judgements of {name}", judgements),
     }
-    titles = {"corpus.jsonl": "documents", "queries.jsonl": "queries", f"qrels/{SPLIT}.jsonl": "judgements"}
-    folder = Files(rows, {file: f"{title} of {name}" for file, title in titles.items()}).write(name)
+    folder = Files(files).write(name)
     return open_dataset(str(folder), [SPLIT], max_bad_rows=max_bad_rows, run=in_processes)
 
 

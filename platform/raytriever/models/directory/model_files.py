@@ -43,11 +43,8 @@ _LISTED = 3  # number of tensor names in a message
 
 
 def read_model_file(file: Path, kind: type[T]) -> T:
-    """Read a JSON file of a model, and check that it has the type `kind`.
-
-    Raises:
-        ModelError: the file cannot be read, is not JSON, or has another type.
-    """
+    """Read a JSON file of a model, and check that it has the type `kind`. Raise `ModelError` if the file cannot be
+    read, is not JSON, or has another type."""
     try:
         return read_json(file, kind, REMEDY, error=ModelError)
     except OSError as error:
@@ -77,11 +74,8 @@ class StoredTensor:
 
 
 def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, StoredTensor]:
-    """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read.
-
-    Raises:
-        ModelError: there are no safetensors files, or one is missing or damaged.
-    """
+    """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read. Raise
+    `ModelError` if there are no safetensors files, or one is missing or damaged."""
     if (directory / ADAPTER).is_file():
         raise ModelError(
             f"holds adapters of another model ({ADAPTER}) and is not a complete model",
@@ -133,11 +127,8 @@ def _weight_files(directory: Path, remedy: str) -> list[Path]:
 
 @contextmanager
 def quiet_transformers(warnings: bool = True) -> Iterator[None]:
-    """Turn off transformers' progress bars, which would disturb the progress bar of the run.
-
-    Args:
-        warnings: keep the warnings of transformers; False if raytriever raises an error in these cases itself.
-    """
+    """Turn off transformers' progress bars, which would disturb that of the run. With `warnings` False, its warnings
+    are off too, for cases in which raytriever itself raises an error."""
     from transformers.utils import logging as transformers_logging
 
     verbosity, was_enabled = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
@@ -159,14 +150,9 @@ def empty_model(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> Any:
-    """Build the model that `config.json` describes on the meta device, and check it against the files' shapes.
-
-    Args:
-        kind, check: see `load_weights`.
-
-    Raises:
-        ModelError: the files are missing or damaged, or do not fit the configuration.
-    """
+    """Build the model that `config.json` describes on the meta device, and check it against the files' shapes. Raise
+    `ModelError` if the files are missing or damaged, or do not fit the configuration. See `load_weights` for the
+    arguments."""
     import torch
 
     stored = stored_tensors(directory)
@@ -184,15 +170,9 @@ def load_weights(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model from the safetensors of a transformers directory. Also return the report for `check_loaded`.
-
-    Args:
-        kind: class of transformers that loads the model, such as `AutoModel`.
-        check: called with the model that `config.json` describes, on the meta device, before any weight is read.
-
-    Raises:
-        ModelError: the files are missing or damaged, or do not fit the configuration.
-    """
+    """Load a model from the safetensors of a transformers directory by a class such as `AutoModel`. Also return the
+    report for `check_loaded`. `check` is called with the model on the meta device, before any weight is read. Raise
+    `ModelError` if the files are missing or damaged, or do not fit the configuration."""
     empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
         model, report = kind.from_pretrained(
@@ -208,14 +188,8 @@ def load_weights(
 
 
 def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory: Path) -> None:
-    """Check that the stored tensors fit a model, before memory is allocated for it.
-
-    Args:
-        model: the model that `config.json` describes, on the meta device.
-
-    Raises:
-        ModelError: a tensor has another shape or is not a float, or the files lack most of the model.
-    """
+    """Check that the stored tensors fit a model on the meta device, before memory is allocated for it. Raise
+    `ModelError` if a tensor has another shape or is not a float, or the files lack most of the model."""
     own = dict(model.named_parameters())
     matches = {name: stored.get(name) or stored.get(f"{model.base_model_prefix}.{name}") for name in own}
     for name, tensor in matches.items():
@@ -237,16 +211,11 @@ def check_tensor(name: str, stored: StoredTensor, shape: Sequence[int], where: P
 
 
 def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:
-    """Check that every weight of a model came from its files.
+    """Check, by the loading info of `from_pretrained`, that every weight of a model came from its files. Raise
+    `ModelError` if tensors are missing.
 
     Tensors that the model does not use, such as the head of a masked language model, are logged in one line, once per
     process.
-
-    Args:
-        report: loading info of `from_pretrained(output_loading_info=True)`.
-
-    Raises:
-        ModelError: tensors are missing.
     """
     _refuse_missing(sorted(report["missing_keys"]), directory)
     extra = sorted(report["unexpected_keys"])

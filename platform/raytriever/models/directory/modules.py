@@ -35,14 +35,8 @@ _SWITCHES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "last",
 }
-_NAMES = {
-    "cls": "cls",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
-    "weightedmean": "weightedmean",
-    "lasttoken": "last",
-}
+_NAMES = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
+_NAMES |= {"weightedmean": "weightedmean", "lasttoken": "last"}
 
 
 class _Entry(TypedDict):
@@ -118,14 +112,9 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Settings in the files of a model directory, each file read once.
-
-    Args:
-        own: `raytriever.json`; None in directories of other libraries.
-        library: `config_sentence_transformers.json`; empty if there is none.
-        has_modules: True if `modules.json` names the modules of each side.
-        sides: modules of each side.
-    """
+    """Settings in the files of a model directory, each file read once: `raytriever.json` (None in directories of other
+    libraries), `config_sentence_transformers.json` (empty if there is none), and the modules of each side, which
+    `modules.json` names or not."""
 
     directory: Path
     own: dict[str, Any] | None
@@ -135,12 +124,8 @@ class ModelFiles:
 
     @classmethod
     def read(cls, directory: Path) -> ModelFiles:
-        """Read the files of a directory.
-
-        Raises:
-            ModelError: a file or folder is missing, damaged or outside of the directory, a module is not supported, or
-                the order of the modules is unusual.
-        """
+        """Read the files of a directory. Raise `ModelError` if a file or folder is missing, damaged or outside of the
+        directory, a module is not supported, or the order of the modules is unusual."""
         own, library, modules = (directory / name for name in (OWN_FILE, LIBRARY_FILE, MODULES))
         return cls(
             directory,
@@ -242,11 +227,8 @@ def _route(settings: _Router, task: str) -> str:
 
 
 def read_pooling(module: Module) -> tuple[str, bool]:
-    """Return the pooling of a Pooling module, and True if the tokens of a prompt are pooled.
-
-    Raises:
-        ModelError: a mode is unknown.
-    """
+    """Return the pooling of a Pooling module, and True if the tokens of a prompt are pooled. Raise `ModelError` if a
+    mode is unknown."""
     named = module.settings.get("pooling_mode")
     if named is None:
         modes = [mode for switch, mode in _SWITCHES.items() if module.settings.get(switch)] or ["mean"]

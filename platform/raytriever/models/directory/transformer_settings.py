@@ -75,13 +75,8 @@ class _Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Transformer:
-    """Transformer of a model, with its tokenizer.
-
-    Args:
-        folder: folder with `config.json`, the tokenizer and the weights.
-        settings: settings of sentence-transformers; empty if there are none.
-        file: file of these settings.
-    """
+    """Transformer of a model, with its tokenizer: the folder of its files, and its settings of sentence-transformers,
+    which may be empty, with the file that has them."""
 
     folder: Path
     settings: dict[str, Any]
@@ -97,11 +92,8 @@ class Transformer:
 
     @cached_property
     def config(self) -> Any:
-        """Configuration of the transformers model. No code of the folder runs.
-
-        Raises:
-            ModelError: there is no `config.json`, or transformers does not support it.
-        """
+        """Configuration of the transformers model. No code of the folder runs. Raise `ModelError` if there is no
+        `config.json`, or transformers does not support it."""
         if not (self.folder / CONFIG).is_file():
             raise ModelError("has no config.json", str(self.folder), "give the directory of a transformers model")
         read_model_file(self.folder / CONFIG, dict[str, Any])  # transformers does not name the file of a wrong type
@@ -120,18 +112,10 @@ class Transformer:
         """Settings with which sentence-transformers loads the tokenizer; raises `ModelError` for an unknown one."""
         return self._group(("tokenizer_args", "processor_kwargs"), _TOKENIZER)
 
-    @property
-    def lowers_case(self) -> bool:
-        """True if texts are lowercased before tokenization."""
-        return bool(self.settings.get("do_lower_case"))
-
     @cached_property
     def lengths(self) -> dict[Side, int]:
-        """Maximum number of tokens of a text of each side; see the rules above.
-
-        Raises:
-            ModelError: a file is missing or damaged, or a setting is not supported.
-        """
+        """Maximum number of tokens of a text of each side; see the rules above. Raise `ModelError` if a file is missing
+        or damaged, or a setting is not supported."""
         for name, usual in _USUAL.items():
             if (value := self.settings.get(name) or usual) != usual:
                 reason = f"{name} {str(value)[:100]} is not supported"

@@ -19,10 +19,8 @@ KINDS = {
     ".mdx": MDX,
     **dict.fromkeys((".html", ".htm", ".xhtml"), HTML),
     **dict.fromkeys((".txt", ".text"), TEXT),
-    ".pdf": PDF,
-    ".docx": WORD,
-    ".pptx": SLIDES,
 }
+KINDS |= {".pdf": PDF, ".docx": WORD, ".pptx": SLIDES}
 # Documents that are not read. Their kinds are listed, so that the import can report each file.
 OTHER_KINDS = {
     **dict.fromkeys((".rst", ".rest"), "reStructuredText"),
@@ -30,12 +28,8 @@ OTHER_KINDS = {
     **dict.fromkeys((".doc", ".odt", ".rtf"), "a word processor's"),
     **dict.fromkeys((".epub", ".mobi"), "an e-book"),
     **dict.fromkeys((".ppt", ".odp"), "a presentation"),
-    ".ipynb": "a notebook",
-    ".org": "Org",
-    ".tex": "LaTeX",
-    ".textile": "Textile",
-    ".wiki": "MediaWiki",
 }
+OTHER_KINDS |= {".ipynb": "a notebook", ".org": "Org", ".tex": "LaTeX", ".textile": "Textile", ".wiki": "MediaWiki"}
 # Ending of the readable format to which the programs of these files can convert them.
 SAVED_AS = {**dict.fromkeys((".doc", ".odt", ".rtf"), ".docx"), **dict.fromkeys((".ppt", ".odp"), ".pptx")}
 # The module that reads a kind. Markdown may contain HTML.

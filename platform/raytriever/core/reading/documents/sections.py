@@ -28,10 +28,8 @@ class TableRows:
 
 @dataclass(frozen=True)
 class Section:
-    """Text under a path of headings, the outermost first, with a blank line between paragraphs and rows of tables.
-
-    The anchor is that of the heading, unique in the document; both are empty for text before the first heading.
-    """
+    """Text under a path of headings, the outermost first, with a blank line between paragraphs and rows of tables. The
+    anchor is that of the heading, unique in the document; both are empty for text before the first heading."""
 
     headings: tuple[str, ...]
     anchor: str
@@ -62,10 +60,8 @@ class Outline:
     _headers: dict[int, str] = field(default_factory=dict)  # table header of each block that is a row, by its index
 
     def add_heading(self, level: int, text: str, anchor: str = "") -> None:
-        """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels.
-
-        `anchor` is the one in the document; by default it is made from the text.
-        """
+        """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels. `anchor` is
+        the one in the document; by default it is made from the text."""
         text = squeeze(plain_characters(text))[:_LONGEST_HEADING]
         if not text:
             return

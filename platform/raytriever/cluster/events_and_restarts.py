@@ -52,9 +52,6 @@ class RestartPolicy:
         return self._idle <= self._idle_limit
 
 
-# ------------------------------------------------------------------------------------------------------------ queues
-
-
 @ray.remote(num_cpus=0)
 class EventQueueActor:
     """Ray actor that stores events until the driver takes them, and decides whether workers may start again."""
@@ -211,9 +208,6 @@ class InlineEventQueue:
 
 
 EventQueue = RayEventQueue | InlineEventQueue
-
-
-# ------------------------------------------------------------------------------------------------------------ driver
 
 
 @dataclass(frozen=True)

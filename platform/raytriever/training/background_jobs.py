@@ -33,9 +33,6 @@ POLL_SECONDS = 0.02  # interval of polls while training waits for a job
 LOG_SECONDS = 60.0  # interval of log lines while training waits for a job
 
 
-# ---------------------------------------------------------------------------------------------------------- messages
-
-
 class JobStatus(IntEnum):
     """Status of one worker in a phase of a job."""
 
@@ -124,9 +121,6 @@ def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
 
 
-# --------------------------------------------------------------------------------------------------------------- job
-
-
 class BackgroundJob(ABC):
     """State machine of one kind of background work, on one worker. One job runs at a time.
 
@@ -187,8 +181,6 @@ class BackgroundJob(ABC):
         """True while a job is running."""
         return self._phase is not None
 
-    # ------------------------------------------------------------------------------------- hooks of the training loop
-
     def start(self, progression: Progression) -> Progression:
         """Resume from the progression of the checkpoint; called once, before the first batch.
 
@@ -232,8 +224,6 @@ class BackgroundJob(ABC):
     @abstractmethod
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return metrics of `step`, counted from 0, for the tracker."""
-
-    # ---------------------------------------------------------------------------------------------------------- phases
 
     def submit(self, number: int, step: int) -> None:
         """Start job `number` on the checkpoint of `step`, as soon as that checkpoint is committed."""

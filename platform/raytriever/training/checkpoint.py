@@ -165,9 +165,6 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
     return [(int(path.name[5:]), path) for path in paths if path.name[5:].isdigit()]
 
 
-# ----------------------------------------------------------------------------------------------------------- resumption
-
-
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
     """Return, by name, all values that a step depends on, except the model and the step number."""
     origin: dict[str, Any] = {"data": data_digest} if data_digest else {}

@@ -139,8 +139,6 @@ class ValidationJob(BackgroundJob):
         self._stops_at: int | None = None  # the step at which training stops early
         self._retained_steps: frozenset[int] = frozenset()  # replaced as a whole: another thread reads it
 
-    # ------------------------------------------------------------------------------------------------------- hooks
-
     def start(self, progression: Progression) -> Progression:
         """Resume; raises `StorageError` if a record is damaged."""
         return self._judge(super().start(progression))
@@ -175,8 +173,6 @@ class ValidationJob(BackgroundJob):
     def retained_steps(self) -> frozenset[int]:
         """Steps of the checkpoints that wait for validation and, if validations decide, of the best checkpoint."""
         return self._retained_steps
-
-    # --------------------------------------------------------------------------------------------------------- job
 
     def recover(self, step: int) -> None:
         """Use the recorded values, and validate the checkpoints that have none."""

@@ -37,9 +37,6 @@ _PEAKS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------- slow workers
-
-
 class StragglerWatch:
     """Detector of the slowest worker. It logs a slow worker once, and again only after that has changed."""
 
@@ -69,9 +66,6 @@ class StragglerWatch:
             )
         self._logged_rank = rank if is_slow else None
         return {"slowest_worker": float(rank), "straggler_seconds": more}
-
-
-# ------------------------------------------------------------------------------------------------------------- phases
 
 
 PHASES = ("encode", "loss", "backward", "optimizer")
@@ -120,9 +114,6 @@ class Stopwatch:
 
 def _between(earlier: Any, later: Any) -> float:
     return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000
-
-
-# --------------------------------------------------------------------------------------------------------- throughput
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
@@ -199,9 +190,6 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
-
-
-# ------------------------------------------------------------------------------------------------------------- reports
 
 
 _TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"

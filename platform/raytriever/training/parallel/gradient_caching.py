@@ -220,9 +220,6 @@ class _Delivery(torch.autograd.Function):
         return None, None, *(gradients.pop() * grad for _ in range(len(gradients)))
 
 
-# -------------------------------------------------------------------------------------------------------- out of memory
-
-
 class OutOfMemory(MemoryError):
     """A step ran out of memory on at least one worker."""
 

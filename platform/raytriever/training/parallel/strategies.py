@@ -152,9 +152,6 @@ class Replicas(Strategy):
         return output
 
 
-# ---------------------------------------------------------------------------------------------------- results of a step
-
-
 class HostValues:
     """Scalars of a device; the constructor starts one copy of all of them to the CPU."""
 

@@ -41,11 +41,7 @@ def run_encoding(
     *,
     precision: str | None = None,
 ) -> EmbeddingStore:
-    """Encode the queries or documents of a data set, or resume. All inputs are checked before any text is encoded.
-
-    Raises:
-        UserError: the data set, the model, the output directory or the number of actors is not usable.
-    """
+    """Encode the queries or documents of a data set, or resume. All inputs are checked before any text is encoded."""
     check_writable(output)
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
@@ -79,11 +75,7 @@ def run_encoding(
 
 
 def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
-    """Return a Ray session if actors are requested or would help, otherwise a context that does nothing.
-
-    Raises:
-        ConfigError: settings of actors are given, but this process encodes.
-    """
+    """Return a Ray session if actors are requested or would help, otherwise a context that does nothing."""
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         for name in ("actor_gpus", "actor_cpus"):
@@ -100,11 +92,7 @@ def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
 
 
 def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
-    """Return the requested pool, or one that the cluster has resources for; None outside a Ray session.
-
-    Raises:
-        ConfigError: the requested actors do not fit on this machine, or need GPUs on a cluster without GPUs.
-    """
+    """Return the requested pool, or one that the cluster has resources for; None outside a Ray session."""
     if not ray.is_initialized():
         return None
     if config.actor_gpus and not count_gpus():  # otherwise Ray would wait for one

@@ -197,11 +197,7 @@ def run_preparation(
     columns: str = "",
     division: SplitConfig | None = None,
 ) -> Prepared:
-    """Prepare a data set and describe it: on this machine, or with Ray if the data set is large.
-
-    Raises:
-        UserError: the data set, the model or the output directory is not usable.
-    """
+    """Prepare a data set and describe it: on this machine, or with Ray if the data set is large."""
     check_writable(output)
     files = read_files(model)
     description = describe_model(files, model)

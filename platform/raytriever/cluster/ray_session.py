@@ -210,11 +210,7 @@ def _no_answer(address: str, reason: str = "") -> ConfigError:
 
 
 def _start(start: Callable[[], object]) -> None:
-    """Start Ray. If that takes too long, as on a busy machine, try once more.
-
-    Raises:
-        ConfigError: the second start took too long as well.
-    """
+    """Start Ray. If that takes too long, as on a busy machine, try once more."""
     for is_last in (False, True):
         try:
             start()

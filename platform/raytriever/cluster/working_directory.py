@@ -33,9 +33,6 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
 
     Returns:
         The same words, with absolute paths for files of the upload.
-
-    Raises:
-        StorageError: the folder cannot be written, or its path is relative.
     """
     upload = Path.cwd()
     if SUBMITTED not in os.environ or UPLOADS not in upload.parts:

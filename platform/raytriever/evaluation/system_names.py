@@ -79,9 +79,6 @@ def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
 
     Args:
         settings: settings of all encoders; `similarity` also applies to vectors.
-
-    Raises:
-        ConfigError: a part is missing, the fusion repeats a system, or a depth is 0.
     """
     settings = settings or EncoderConfig()
     if _exists(word):

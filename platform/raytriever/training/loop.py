@@ -362,11 +362,7 @@ def build_strategy(
     workers: WorkerGroup,
     device: torch.device,
 ) -> Strategy:
-    """Return the parallel strategy that the settings name. It may shard the objective and the optimizer.
-
-    Raises:
-        ConfigError: the package of the strategy is not installed.
-    """
+    """Return the parallel strategy that the settings name. It may shard the objective and the optimizer."""
     arguments = objective, optimizer, workers, device, settings.max_grad_norm
     if settings.strategy == "ddp":
         return Replicas(*arguments)

@@ -275,10 +275,6 @@ def from_dict(
         where: the file, for error messages.
         base: the lowest layer; the defaults when None.
         explicit: settings of a command line or a call, by name.
-
-    Raises:
-        ConfigError: a section or setting is unknown, a value has the wrong type, a stage has no name or the name of
-            another stage, or a stage has a setting that must be the same in all stages.
     """
     sections = {name: settings for name, settings in content.items() if name != STAGES}
     config = override(override(base or Config(), _layer(sections, where, STAGES)), _by_section(explicit or {}))

@@ -169,15 +169,14 @@ def run_annotation(
 ) -> tuple[str, AnnotationResult | None]:
     """Annotate and write the data set to `output`. Return the estimate and the result; a dry run has no result.
 
+    After an error, answers are kept, and the same command continues.
+
     Args:
         split: Split to annotate. If it does not exist, the queries without a judgement are annotated.
         model, precision: Encoder of `dense`, and its precision.
         embeddings: Embedding store of the passages, written with `model`.
         answers: Folder of the answer log. None means a folder in the cache.
         wait: Wait for another job that holds the answer log.
-
-    Raises:
-        UserError: an input is invalid, or the service fails. Answers are kept, and the same command continues.
     """
     if not dry_run:
         check_llm(service)

@@ -98,9 +98,6 @@ def search_system(
     `search.exact_search.search_dataset`.
 
     The weight of a fusion is chosen on the split that chose the calibration, else on `dev`.
-
-    Raises:
-        ConfigError: the system knows only the queries of a file, or the calibration belongs to another system.
     """
     if isinstance(tree, ModelConfig):
         return search_dataset(tree, dataset_name, query, top, threshold, precision, calibration)

@@ -164,11 +164,7 @@ class NegativesCache:
         return self._indexes[digest]
 
     def table(self, training: OpenTraining) -> NegativesTable | None:
-        """Return the hard negatives of a training; None if its groups use none.
-
-        Raises:
-            DataError, ConfigError: the negatives cannot be found, or a teacher has scored none of them.
-        """
+        """Return the hard negatives of a training; None if its groups use none."""
         data = training.config.data
         if not data.negatives_per_query:
             return None

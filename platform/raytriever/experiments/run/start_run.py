@@ -64,9 +64,6 @@ def start_run(
     Args:
         base: settings before those of the user; see `shown_run_name`.
         notes: lines to log after the directory is checked.
-
-    Raises:
-        ConfigError: the directory holds another run. Nothing heavy has been imported.
     """
     shown = shown_run_name(config, base) if run_name is None else run_name
     config = pin_sources(config, output, fresh)

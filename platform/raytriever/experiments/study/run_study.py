@@ -89,9 +89,6 @@ def run_study(
         seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the other
             seeds out of the table.
         trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU if there is one.
-
-    Raises:
-        UserError: an error that the user can correct. Finished arms are kept.
     """
     runs = [(arm, seed) for seed in range(seeds) for arm in study.arms if seed in seeds_of(arm, seeds)]
     for arm, seed in runs:

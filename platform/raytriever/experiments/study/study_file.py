@@ -60,12 +60,7 @@ _MARGINS = {"alike": "within", "no_worse_on_average": "within", "above_on_averag
 
 
 def load_study(path: Path) -> Study:
-    """Read a study from a file. Nothing is written, and no data set is opened.
-
-    Raises:
-        UserError: the file is missing or not YAML, a name in it is unknown, a local path does not exist, a value is
-            wrong, or settings contradict each other.
-    """
+    """Read a study from a file. Nothing is written, and no data set is opened."""
     where, content = str(path), read_settings(path)
     _check_names(content, _KEYS, where)
     texts = {key: _text(content, key, where) for key in _TEXTS}
@@ -121,11 +116,7 @@ def load_study(path: Path) -> Study:
 
 
 def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
-    """Read published results by row, data set and metric from a CSV with these columns and `value`.
-
-    Raises:
-        UserError: the file cannot be read, its columns have other names, or a value is not a number.
-    """
+    """Read published results by row, data set and metric from a CSV with these columns and `value`."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream))
@@ -216,9 +207,6 @@ def read_claim(
     Args:
         rows, metrics, sets: names in the study. By default a claim is about all metrics and data sets.
         source: source of a claim that does not name one.
-
-    Raises:
-        ConfigError: the kind or a name is unknown, or the claim has another number of arms.
     """
     content = _mapping(value, where)
     kinds = [kind for kind in _KINDS if kind in content]

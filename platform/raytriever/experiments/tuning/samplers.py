@@ -30,9 +30,6 @@ class Sampler:
         searcher: `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra
             and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
             2019). Running trials count as bad ones for Optuna, so that concurrent trials try different points.
-
-    Raises:
-        ConfigError: Optuna is not installed, or a range has no grid.
     """
 
     searcher: str

@@ -208,12 +208,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 def even_blocks(
     blocks: Blocks, width: int, documents: int
 ) -> Iterator[tuple[Int64[ndarray, " rows"], Float32[ndarray, "rows width"]]]:
-    """Yield positions and embeddings of up to `BLOCK_BYTES`. Only blocks with fewer than `FEWEST_ROWS` are copied.
-
-    Raises:
-        ModelError: a block has another width than the queries.
-        ValueError: a row lies beyond the corpus.
-    """
+    """Yield positions and embeddings of up to `BLOCK_BYTES`. Only blocks with fewer than `FEWEST_ROWS` are copied."""
     most = max(1, BLOCK_BYTES // (4 * max(1, width)))
     fewest = min(FEWEST_ROWS, most)
     pending: list[tuple[ndarray, ndarray]] = []

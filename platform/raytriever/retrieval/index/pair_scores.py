@@ -139,11 +139,7 @@ _has_searched = _was_forked = False
 
 
 def refuse_forked() -> None:
-    """Check that this process may search; called before every search.
-
-    Raises:
-        ConfigError: this process was forked from a process that had searched.
-    """
+    """Raise `ConfigError` if this process was forked from one that had searched; called before every search."""
     global _has_searched
     if _was_forked:
         what = "this process was forked after a search, so its worker threads are missing"

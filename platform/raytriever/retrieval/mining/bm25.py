@@ -45,10 +45,6 @@ class Bm25Index:
     def of(cls, documents: Documents) -> Bm25Index:
         """Return the index of a corpus, analyzed in its language. All commands share the cached postings of a large
         one.
-
-        Raises:
-            DataError: the processes that analyze texts died.
-            StorageError: the cache cannot be written.
         """
         if len(documents) <= IN_MEMORY:
             return cls(Passages(documents), Analyzer.of(documents))

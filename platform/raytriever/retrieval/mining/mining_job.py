@@ -60,9 +60,6 @@ def run_mining(
 
     Returns:
         The result, and a line about quarantined rows if there are any.
-
-    Raises:
-        UserError: an error that the user can correct. Nothing is written.
     """
     if embeddings and not mining.needs_embeddings:
         reason = f"{setting('method')} {mining.method} needs no embeddings"

@@ -115,7 +115,7 @@ class Postings:
 
     @classmethod
     def cached(cls, documents: Documents, analyzer: Analyzer) -> Postings:
-        """Open the postings of a corpus in the cache, or make them. Raises the errors of `Bm25Index.of`."""
+        """Open the postings of a corpus in the cache, or make them."""
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
         content = [_FORMAT, documents.digest, analyzer.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()

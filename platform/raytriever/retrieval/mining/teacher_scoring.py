@@ -89,9 +89,6 @@ def run_scoring(
         split: split whose queries are scored.
         precision: precision of the cross-encoder; None for the fastest on this hardware.
         part: number of pairs that are committed together.
-
-    Raises:
-        UserError: an error that the user can correct.
     """
     if not config.model:
         raise ConfigError("is missing", setting("model"), "name a cross-encoder: a directory, or a hub name")
@@ -215,12 +212,7 @@ class Pairs:
 
 
 def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
-    """Collect the pairs of a split.
-
-    Raises:
-        ConfigError: no source of candidates is passed, and the data set has no hard negatives.
-        DataError: the split has no positive, or none of its queries has a candidate.
-    """
+    """Collect the pairs of a split."""
     positives = dataset.positives(split)
     if not len(positives):
         raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "choose another split")

@@ -162,11 +162,7 @@ class ChunkChoice:
         )
 
     def first(self, texts: int) -> int | None:
-        """Return the initial chunk in tokens, None for a whole batch; all workers call it.
-
-        Raises:
-            ConfigError: the configured chunk is larger than the worker's share, or not even one text fits.
-        """
+        """Return the initial chunk in tokens, None for a whole batch; all workers call it."""
         given = self._settings.grad_cache_chunk
         if given is not None and given > texts:
             what = f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch"

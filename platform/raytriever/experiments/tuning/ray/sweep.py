@@ -102,14 +102,10 @@ def run_sweep(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> SweepResult:
-    """Run all trials of a sweep and evaluate the best one on the test split.
+    """Run all trials of a sweep and evaluate the best one on the test split. A failed trial raises no error.
 
     Args:
         base: settings of all trials, except for the searched ones.
-
-    Raises:
-        UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise no error; the
-            result lists them.
     """
     started = time.monotonic()
     space, plan = plan_sweep(base, search)

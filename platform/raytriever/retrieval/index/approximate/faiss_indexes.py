@@ -42,11 +42,7 @@ faiss: Any = import_module("faiss")
 
 
 def write_faiss(index: Any, folder: Path) -> None:
-    """Write a FAISS index into a folder.
-
-    Raises:
-        StorageError: the index cannot be written.
-    """
+    """Write a FAISS index into a folder."""
     try:
         faiss.write_index(index, str(folder / FILE))
     except RuntimeError as error:
@@ -54,11 +50,7 @@ def write_faiss(index: Any, folder: Path) -> None:
 
 
 def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
-    """Read a FAISS index over embeddings of this shape. The caller must have checked its digest.
-
-    Raises:
-        StorageError: this version of FAISS cannot read the index, or the index belongs to other embeddings.
-    """
+    """Read a FAISS index over embeddings of this shape. The caller must have checked its digest."""
     try:
         index = faiss.read_index(str(folder / FILE))
     except RuntimeError as error:
@@ -116,9 +108,6 @@ class Ivf:
             embeddings: finite embeddings.
             lists: number of lists; by default `default_lists`.
             code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
-
-        Raises:
-            ConfigError: there are more lists than rows, too few rows for codes, or the width is not divisible.
         """
         rows, width = embeddings.shape
         lists = lists or default_lists(rows)

@@ -184,9 +184,6 @@ class RoarGraph:
             degree: number of neighbors that each of the two steps adds to a document.
             nearest: number of documents of each training query.
             beam, seed: see `connect`.
-
-        Raises:
-            DataError: there are too many documents.
         """
         if len(embeddings) > MOST_DOCUMENTS:
             reason = f"there are {len(embeddings):,} documents"

@@ -67,9 +67,6 @@ class Vamana:
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Vamana:
         """Read the files of `save` for embeddings of this shape. The caller must have checked the digests of the
         folder.
-
-        Raises:
-            StorageError: the index belongs to other embeddings.
         """
         svs = _svs()
         config, graph, data = (str(folder / name) for name in _FOLDERS)

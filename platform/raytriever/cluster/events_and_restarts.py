@@ -65,15 +65,10 @@ class EventQueueActor:
         self._controller: Any = None
 
     async def send(self, event: Any, before: Any = None) -> int:
-        """Append an event and return its number, from 1.
+        """Append an event and return its number, from 1. Raise `RuntimeError` if the driver has closed the queue.
 
-        Args:
-            before: result of the sender's previous call, for which Ray waits. Otherwise an actor with coroutines may
-                run calls in another order than they were made.
-
-        Raises:
-            RuntimeError: the driver has closed the queue.
-        """
+        `before` is the result of the sender's previous call, for which Ray waits. Otherwise an actor with coroutines
+        may run calls in another order than they were made."""
         if self._is_closed:
             raise RuntimeError("The driver has closed the event queue.")
         self._events.append(event)
@@ -92,11 +87,8 @@ class EventQueueActor:
             await self._changed.wait()
 
     async def take(self, handled: int) -> list[Any]:
-        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a sender waits.
-
-        Args:
-            handled: number of events that the driver has handled since the start.
-        """
+        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a sender waits. `handled` counts
+        the events that the driver has handled since the start."""
         self._set_handled(handled)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._urgent.wait(), POLL_SECONDS)
@@ -212,11 +204,8 @@ EventQueue = RayEventQueue | InlineEventQueue
 
 @dataclass(frozen=True)
 class OpenQueue:
-    """Event queue that the driver reads.
-
-    Args:
-        has_failed: set when an event could not be handled; no event is handled afterwards.
-    """
+    """Event queue that the driver reads. After an event that could not be handled, `has_failed` is set, and no other is
+    handled."""
 
     queue: Any
     has_failed: threading.Event

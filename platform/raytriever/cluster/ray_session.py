@@ -42,15 +42,11 @@ VERSION_MISMATCH = "Version mismatch"  # in Ray's `RuntimeError`
 
 @contextmanager
 def ray_session(num_workers: int) -> Iterator[None]:
-    """Connect to Ray for the block. An existing session is used, and stays open.
+    """Connect to Ray for the block. An existing session is used, and stays open. Raise `ConfigError` if no cluster
+    answers at `RAY_ADDRESS`, it refuses the token, or Ray does not start here.
 
-    Args:
-        num_workers: number of training processes. A local cluster gets logical CPUs for them and for their
-            coordinators, because Ray would wait without a message if one were missing.
-
-    Raises:
-        ConfigError: no cluster answers at `RAY_ADDRESS`, it refuses the token, or Ray does not start here.
-    """
+    A local cluster gets logical CPUs for the `num_workers` training processes and for their coordinators, because Ray
+    would wait without a message if one were missing."""
     if ray.is_initialized():
         yield
         return
@@ -121,18 +117,10 @@ class _JobConfig(JobConfig):
 
 
 def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1.0) -> T:
-    """Call a function in a Ray task with a GPU if the cluster has GPUs, else in this process; return its result.
+    """Call a function in a Ray task with `gpus` GPUs if the cluster has GPUs, else in this process; return its result.
 
     This process may run on a node without a GPU. If it has one, a task still has an advantage: when it ends, all memory
-    of the GPU is free for a worker.
-
-    Args:
-        remote: function for the task; it and its result can be pickled.
-        here: function for this process.
-        gpus: GPUs of the task; a fraction if several tasks share one.
-
-    Raises:
-        UserError: the function raised it.
+    of the GPU is free for a worker. `remote`, for the task, and its result can be pickled; `here` is for this process.
     """
     import torch
 
@@ -178,13 +166,8 @@ def _restrict_token_file() -> None:
 
 
 def check_cluster() -> None:
-    """Check that a process listens at `RAY_ADDRESS`. Ray itself would try for a minute or two.
-
-    Call this before any work, because the session may start only an hour later.
-
-    Raises:
-        ConfigError: the address has no port, or accepts no connection within `CONNECT_SECONDS`.
-    """
+    """Raise `ConfigError` unless a process listens at `RAY_ADDRESS`, within `CONNECT_SECONDS`. Ray itself would try for
+    a minute or two. Call this before any work, because the session may start only an hour later."""
     address = os.environ.get("RAY_ADDRESS")
     if not address or address == "local" or ray.is_initialized():
         return

@@ -128,14 +128,7 @@ class Prefetcher(Generic[T]):
     """Iterator over `make(step)` for each of `steps`, in order, computed ahead in a thread; used in a `with` statement.
 
     An error of `make` is raised when its batch is requested, and ends the iteration. At the end of the block the thread
-    finishes the batch that it is preparing, and ends.
-
-    Args:
-        depth: number of batches to prepare ahead, at least 1.
-
-    Attributes:
-        waited: seconds that the training loop waited for the last batch.
-    """
+    finishes the batch that it is preparing, and ends. The training loop `waited` so many seconds for the last batch."""
 
     def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = PREFETCH_DEPTH) -> None:
         self.waited = 0.0

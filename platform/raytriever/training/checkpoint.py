@@ -70,12 +70,8 @@ class Progression:
 
 @dataclass(frozen=True)
 class State:
-    """Content of `state.json`.
-
-    Args:
-        origin: values by name that must be equal when the run resumes, such as the digest of its data.
-        metric: name of the metric that decides which checkpoint is best.
-    """
+    """Content of `state.json`. The values of `origin`, such as the digest of the data, must be equal when the run
+    resumes. The `metric` decides which checkpoint is best."""
 
     progression: Progression
     origin: Mapping[str, Any]

@@ -45,12 +45,8 @@ class Record:
 
 
 def summarize(values: Mapping[int, float], patience: int) -> Progression:
-    """Return the progression after all validations in the order of their steps, up to the end of patience.
-
-    Args:
-        values: value of each validated step; higher is better.
-        patience: number of validations without a better value after which training stops.
-    """
+    """Return the progression after the validations of these steps in their order, up to the end of patience. A higher
+    value is better."""
     progression = Progression()
     for step, value in sorted(values.items()):
         progression = progression.after_validation(step, value, patience)

@@ -28,12 +28,8 @@ from raytriever.training.guide_encoder import Guide, GuideTexts
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Opened data sets of a run, and the settings of its batches.
-
-    Args:
-        datasets: tokenized data sets, each with its training split, the first also with its dev split.
-        guide: false-negative guide, which also reads the texts of batches; None without a guide.
-    """
+    """Opened data sets of a run, tokenized, each with its training split, the first also with its dev split; and the
+    settings of its batches. The false-negative guide, if there is one, also reads the texts of batches."""
 
     datasets: Sequence[RetrievalDataset]
     config: DataConfig

@@ -22,11 +22,8 @@ from raytriever.core.errors import ConfigError, lost_gpu
 
 
 class GroupReports(ControllerCallback, WorkerGroupCallback):
-    """Reports from the controller to the event queue: its handle, and the workers that it requests and gets.
-
-    Attributes:
-        hosts, addresses: host and address of each worker of the newest group, by rank.
-    """
+    """Reports from the controller to the event queue: its handle, and the workers that it requests and gets. `hosts`
+    and `addresses` are those of the workers of the newest group, by rank."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue

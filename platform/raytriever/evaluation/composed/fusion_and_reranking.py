@@ -48,11 +48,8 @@ Lists = tuple[Float32[ndarray, "queries listed"], Int64[ndarray, "queries listed
 
 
 class ListingSystem(ABC):
-    """`PreparedSystem` that lists some documents for each query. It keeps the lists of the last search.
-
-    Args:
-        parts: systems that it combines.
-    """
+    """`PreparedSystem` that lists some documents for each query, perhaps by combining others, its parts. It keeps the
+    lists of the last search."""
 
     def __init__(self, dataset: RetrievalDataset, parts: Sequence[PreparedSystem] = ()) -> None:
         self.dataset, self.parts = dataset, parts
@@ -164,12 +161,8 @@ def count_ids(what: str, first: Sequence[str], count: int) -> list[str]:
 
 
 class FusedSystem(ListingSystem):
-    """Fusion of the rankings of systems.
-
-    Args:
-        weight: weight of the first of two systems, 0 to 1; None to fuse ranks.
-        depth: number of documents of each system that are fused.
-    """
+    """Fusion of the rankings of systems, each of `depth` documents. `weight` is that of the first of two systems, 0 to
+    1; None to fuse ranks."""
 
     def __init__(
         self,
@@ -257,13 +250,8 @@ def _sum_by_document(
 
 
 class RerankedSystem(ListingSystem):
-    """Best documents of a system, ordered by a cross-encoder. Their scores are those of the cross-encoder.
-
-    Args:
-        cross_encoder: the model. Its scores include its activation, as in `CrossEncoder.predict` of
-            sentence-transformers.
-        depth: number of documents of each query that it scores.
-    """
+    """Best `depth` documents of a system, ordered by the scores of a cross-encoder, which include its activation, as in
+    `CrossEncoder.predict` of sentence-transformers."""
 
     def __init__(
         self, dataset: RetrievalDataset, first: PreparedSystem, cross_encoder: CrossEncoder, depth: int

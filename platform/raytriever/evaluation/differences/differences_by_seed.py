@@ -135,13 +135,9 @@ class SeededResults:
 def seeded_pair_rows(
     results: SeededResults, wanted: Callable[[str, str], bool] = lambda row, other: True
 ) -> list[TestedPair]:
-    """Test every pair of rows on each data set, as `significance.pair_rows` does, but over queries and seeds.
+    """Test every `wanted` pair of rows on each data set, as `pair_rows` does, but over queries and seeds.
 
-    Holm's correction is over the pairs and data sets of a metric. Pairs that cannot be tested are left out.
-
-    Args:
-        wanted: function that returns whether to compare two rows.
-    """
+    Holm's correction is over the pairs and data sets of a metric. Pairs that cannot be tested are left out."""
     rows: list[TestedPair] = []
     for metric in dict.fromkeys(name for seeds in results.cells.values() for name in seeds[0].metrics):
         tested: list[TestedPair] = []

@@ -33,11 +33,8 @@ _FUNCTIONS = {
 
 
 class MtebEncoder:
-    """Methods that `mteb.evaluate` calls on a model.
-
-    Attributes:
-        label: name of a local model in MTEB's results; None for the name of its directory.
-    """
+    """Methods that `mteb.evaluate` calls on a model. `label` names a local model in MTEB's results; by default it is
+    the name of its directory."""
 
     config: ModelConfig
     retriever: Retriever

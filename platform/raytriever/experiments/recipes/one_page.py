@@ -90,10 +90,8 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
 def mann_whitney(queries: Tensor, passages: Tensor, relevance: RowRelevance, temperature: float) -> Tensor:
     """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, across all queries.
 
-    Args:
-        queries, passages: embeddings `[texts, width]`.
-        relevance: columns of each query's positives, and the pairs that must not count as negatives.
-    """
+    `queries` and `passages` are embeddings `[texts, width]`. `relevance` has the columns of each query's positives, and
+    the pairs that must not count as negatives."""
     # Gather the passages of all workers (here one). Each document is a candidate only once.
     candidates = relevance.keep(ALONE.all_gather(passages))
     # Product: the scores of all queries and candidates.

@@ -85,11 +85,8 @@ def run_study(
 ) -> bool:
     """Train and evaluate the missing arms, and write the outcome. Return whether any arm was missing.
 
-    Args:
-        seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the other
-            seeds out of the table.
-        trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU if there is one.
-    """
+    A larger number of `seeds` than before adds trainings; a smaller one leaves some out of the table. `trial_gpus` are
+    the GPUs of an arm, a fraction if several share one; None for a whole GPU if there is one."""
     runs = [(arm, seed) for seed in range(seeds) for arm in study.arms if seed in seeds_of(arm, seeds)]
     for arm, seed in runs:
         open_arm(output, arm, seed)  # this refuses an arm with other settings before anything is trained
@@ -153,15 +150,10 @@ def _equal_priority() -> Iterator[None]:
 
 
 def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:
-    """Run arms, some at the same time. After an error or an interruption no further arm starts.
+    """Run arms by their number, arm and seed, `at_once` at the same time. With 1, they run on this thread.
 
-    Args:
-        run: function that runs an arm, given its number, the arm and the seed. An interruption ends it on any thread.
-        at_once: number of arms that run at the same time. With 1, arms run on this thread.
-
-    Raises:
-        UserError: the error of the first arm that failed, raised after the running arms have ended.
-    """
+    After an error or an interruption no further arm starts. The error of the first arm that failed is raised after the
+    running arms have ended."""
     if at_once == 1:
         for number, (arm, seed) in enumerate(todo, 1):
             run(number, arm, seed)

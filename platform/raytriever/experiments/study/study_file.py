@@ -202,12 +202,8 @@ def _arms(
 def read_claim(
     value: Any, rows: Sequence[str], metrics: tuple[str, ...], sets: Sequence[str], where: str, source: str
 ) -> Claim:
-    """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`.
-
-    Args:
-        rows, metrics, sets: names in the study. By default a claim is about all metrics and data sets.
-        source: source of a claim that does not name one.
-    """
+    """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`, by default about all `metrics` and
+    data `sets` of the study. `source` is that of a claim that does not name one."""
     content = _mapping(value, where)
     kinds = [kind for kind in _KINDS if kind in content]
     if len(kinds) != 1:

@@ -31,12 +31,8 @@ Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 def study_tables(
     results: SeededResults, pairs: Sequence[TestedPair], baselines: Sequence[str], paper: Paper, caption: str
 ) -> list[ReportTable]:
-    """Return the tables of a study.
-
-    Args:
-        pairs: tests of every pair of rows, which decide the marks and the bold values.
-        baselines: at most two rows with which the others are compared.
-    """
+    """Return the tables of a study. The tests of all `pairs` of rows decide the marks, against at most two `baselines`,
+    and the bold values."""
     means: dict[str, dict[str, dict[str, float | None]]] = {row: {} for row in results.rows}
     for row, dataset in results.cells:
         names = results.cells[row, dataset][0].metrics

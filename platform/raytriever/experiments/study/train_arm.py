@@ -146,12 +146,8 @@ class ArmRunner:
 
 
 def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
-    """Return the evaluation of an arm on its data sets.
-
-    Args:
-        model: directory of the model, name of an untrained encoder, or `bm25`.
-        precision: precision of encoding; None for the fastest on the device.
-    """
+    """Return the evaluation of an arm on its data sets. `model` is the directory of a model, the name of an untrained
+    encoder, or `bm25`."""
     queries, passages = arm.lengths or (None, None)
     config = ModelConfig(model=model, query_length=queries, passage_length=passages)
     models, datasets = [EvaluatedModel(AFTER, parse_system(model, config))], list(arm.datasets.values())

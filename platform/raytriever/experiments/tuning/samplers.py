@@ -46,10 +46,7 @@ class Sampler:
     def propose(self, trials: Sequence[Trial], metric: str = "", settled: int | None = None) -> Point | None:
         """Return the point of the trial that follows these; None if all points were tried.
 
-        Args:
-            metric: metric to optimize, from which Optuna learns.
-            settled: number of first trials whose results Optuna gets; the others count as running. None for all.
-        """
+        Optuna learns from the `metric` of the first `settled` trials; the others count as running. None for all."""
         number = len(trials)
         if self.searcher == GRID:
             points = self.space.grid()

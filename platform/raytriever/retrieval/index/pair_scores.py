@@ -71,12 +71,8 @@ def scores_of_pairs(
     lengths: Float64[Tensor, " pairs"],
     gpu_bytes: int = 0,
 ) -> Float32[Tensor, " pairs"]:
-    """Return the scores of pairs of rows on any device.
-
-    Args:
-        lengths: upper bounds of the products of their norms.
-        gpu_bytes: largest size of temporary tensors on a GPU.
-    """
+    """Return the scores of pairs of rows on any device, with temporary tensors of at most `gpu_bytes` on a GPU.
+    `lengths` are upper bounds of the products of their norms."""
     sums = torch.empty_like(lengths)
     if queries.device.type == "cpu":
         # Use NumPy in our own threads: torch would synchronize its threads after each of these small operations.

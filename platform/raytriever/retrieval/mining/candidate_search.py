@@ -71,11 +71,8 @@ def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents.
-
-    Args:
-        open_corpus: function that opens `documents` for search; by default in this process.
-    """
+    """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents, which
+    `open_corpus` opens for search."""
 
     queries: Float32[ndarray, "split_queries width"]
     documents: DocumentEmbeddings

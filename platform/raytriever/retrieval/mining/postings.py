@@ -130,12 +130,8 @@ class Postings:
 
 
 def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate) -> Postings:
-    """Compute the postings of a corpus from its blocks.
-
-    Args:
-        read_blocks: function that returns the blocks in order. It is called twice.
-        allocate: function that allocates the arrays of the result.
-    """
+    """Compute the postings of a corpus from its blocks, in order. `read_blocks` is called twice, and `allocate`
+    allocates the arrays of the result."""
     vocabulary: dict[str, int] = {}
     numbers, counts, lengths = [], np.zeros(0, np.int64), []
     for block in read_blocks():

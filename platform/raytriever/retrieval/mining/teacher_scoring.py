@@ -192,11 +192,7 @@ def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distinct pairs of positions, sorted by query and then by document.
-
-    Args:
-        positive: True if the document is relevant to the query.
-    """
+    """Distinct pairs of positions, sorted by query and then by document. `positive` marks relevant documents."""
 
     queries: Int64[ndarray, " pairs"]
     documents: Int64[ndarray, " pairs"]

@@ -65,12 +65,8 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class WorkerTexts:
-    """Texts that one worker encodes and scores in a step.
-
-    Args:
-        tokens: number of tokens of the longest text.
-        width: embedding dimension.
-    """
+    """Texts of at most `tokens` tokens that one worker encodes and scores in a step, with embeddings of `width`
+    dimensions."""
 
     queries: int
     passages: int

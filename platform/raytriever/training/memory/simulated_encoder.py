@@ -124,14 +124,10 @@ class SimulatedEncoder:
         return [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
 
     def chunk_bytes(self, texts: int, tokens: int, frees_gradients: bool = False) -> ChunkBytes:
-        """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it.
+        """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it. Each
+        gradient may be freed as soon as it is complete, as `fsdp2` does after reducing it.
 
-        Args:
-            frees_gradients: free each gradient as soon as it is complete, as `fsdp2` does after reducing it.
-
-        Raises:
-            ModelError: the model does not encode tokens, or its code depends on values of tensors.
-        """
+        Raise `ModelError` if the model does not encode tokens, or its code depends on values of tensors."""
         try:
             return self._run(texts, tokens, frees_gradients)
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:

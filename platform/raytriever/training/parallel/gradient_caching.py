@@ -230,14 +230,11 @@ class Vote:
     One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then
     wait for it in a collective forever. So with gradient caching the workers vote twice in a step, when no collective
     is under way: after all chunks are encoded, and before the gradients are synchronized. They vote over gloo, in CPU
-    memory, so no worker waits for its GPU.
+    memory, so no worker waits for its GPU. All workers make every call in the same order.
 
     A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards its partial results,
     `ChunkChoice.smaller` halves the chunk and stores it, and the loop runs the step again. In other places, and with
     FSDP2, a worker that runs out of memory raises. Ray Train then restarts all workers, with a smaller chunk.
-
-    Args:
-        workers: group for CPU tensors; all workers make every call in the same order.
     """
 
     def __init__(self, workers: WorkerGroup) -> None:

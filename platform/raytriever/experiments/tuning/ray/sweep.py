@@ -102,11 +102,8 @@ def run_sweep(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> SweepResult:
-    """Run all trials of a sweep and evaluate the best one on the test split. A failed trial raises no error.
-
-    Args:
-        base: settings of all trials, except for the searched ones.
-    """
+    """Run all trials of a sweep and evaluate the best one on the test split. A failed trial raises no error. `base` are
+    the settings of all trials, except for the searched ones."""
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
     # All settings that decide the trials of a sweep, by section.
@@ -228,10 +225,7 @@ def evaluate_best(
 ) -> Results:
     """Evaluate the best trial like the end of a run. Write `best/` and `best.yaml` unless they already belong to it.
 
-    Args:
-        tracker: Tracker of the sweep. Metrics are logged to the trial's run, whose name is a tag of the sweep's run.
-        started: `time.monotonic()` at the start of the command.
-    """
+    `tracker` is that of the sweep. Metrics are logged to the trial's run, whose name is a tag of the sweep's run."""
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     run = open_best(output, config)
     if results := finished_results(run):

@@ -26,12 +26,8 @@ _MORE_EFFORT = 4
 
 
 class Proposal(NamedTuple):
-    """Rows that a finder proposes.
-
-    Args:
-        rows: k or more distinct rows for each query, with -1 in unused columns.
-        candidates: mean number of rows scored for a query; NaN if the library does not report it.
-    """
+    """Rows that a finder proposes: k or more distinct ones for each query, with -1 in unused columns. `candidates` is
+    the mean number of rows scored for a query; NaN if the library does not report it."""
 
     rows: Int64[ndarray, "queries proposed"]
     candidates: float
@@ -76,13 +72,7 @@ class ApproximateIndex:
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return scores and documents, best first; -inf and -1 only if the corpus has fewer than k documents.
 
-        Args:
-            k: number of documents per query, at least 1.
-
-        Raises:
-            ModelError: the queries have another width, or are not finite.
-            ConfigError: k is below 1.
-        """
+        Raise `ModelError` if the queries have another width or are not finite, and `ConfigError` if k is below 1."""
         refuse_forked()
         queries = self.check(queries, k)
         rows = self.propose(queries, k, torch.get_num_threads()).rows

@@ -83,12 +83,8 @@ class Flat:
 
 @dataclass(frozen=True)
 class Ivf:
-    """Finder with an inverted file. The effort is the number of lists that it reads.
-
-    Args:
-        index: a trained `faiss.IndexIVF`.
-        proposed: number of proposed documents, as a multiple of k.
-    """
+    """Finder with an inverted file, a trained `faiss.IndexIVF`. The effort is the number of lists that it reads. It
+    proposes `proposed` times k documents."""
 
     index: Any
     proposed: int = 1
@@ -174,11 +170,8 @@ def _check_codes(rows: int, width: int, code_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class Hnsw:
-    """Finder with an HNSW graph. The effort is the beam width of a search (`efSearch`).
-
-    Args:
-        index: a `faiss.IndexHNSWSQ` of float16.
-    """
+    """Finder with an HNSW graph, a `faiss.IndexHNSWSQ` of float16. The effort is the beam width of a search
+    (`efSearch`)."""
 
     index: Any
 

@@ -45,12 +45,8 @@ def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows
 
 @dataclass(frozen=True)
 class Graph:
-    """Directed graph over documents.
-
-    Args:
-        neighbors: distinct neighbors of each document; row i has `degrees[i]` of them, then -1.
-        entry: document at which every walk begins.
-    """
+    """Directed graph over documents. Row i of `neighbors` has `degrees[i]` distinct ones, then -1. Every walk begins at
+    the document `entry`."""
 
     neighbors: Int32[ndarray, "documents width"]
     degrees: Int32[ndarray, " documents"]

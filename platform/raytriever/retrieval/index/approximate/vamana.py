@@ -28,11 +28,7 @@ _FOLDERS = ("config", "graph", "data")
 
 @dataclass(frozen=True)
 class Vamana:
-    """Finder with a Vamana graph. The effort is the beam width of a search (`search_window_size`).
-
-    Args:
-        index: an `svs.Vamana`.
-    """
+    """Finder with a Vamana graph, an `svs.Vamana`. The effort is the beam width of a search (`search_window_size`)."""
 
     index: Any
 

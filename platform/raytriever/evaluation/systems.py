@@ -57,11 +57,7 @@ class RetrievalBackend:
 
 class Encoders:
     """Cache of encoders by their settings. The least recently used ones are dropped, and loaded again when needed.
-
-    Attributes:
-        systems: by name of the model, how it reads texts and the width of its embeddings.
-        cross_encoders: cross-encoders of rerankings by name; they stay in memory.
-    """
+    `systems` says by model how it reads texts and its width; cross-encoders of rerankings stay in memory."""
 
     def __init__(
         self,

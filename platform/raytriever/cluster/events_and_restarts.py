@@ -154,11 +154,7 @@ class RayEventQueue:
             return self._last
 
     def flush(self, event: Any) -> None:
-        """Send an event, and wait until the driver has handled it and all earlier ones.
-
-        Raises:
-            Exception: the driver has closed the queue, or could not handle this or an earlier event.
-        """
+        """Send an event, and wait until the driver has handled it and all earlier ones. If it could not, raise."""
         ray.get(self.actor.wait_for.remote(self.send(event)))
 
     def may_start(self) -> bool:
@@ -215,10 +211,7 @@ class OpenQueue:
 def open_event_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
     """Open a queue whose events a thread of the driver handles in order. All are handled before the block ends.
 
-    Raises:
-        Exception: `on_event` raised it; it is raised again at the end of the block.
-        UserError: the actor was killed, by a user or because memory ran out.
-    """
+    What `on_event` raised is raised again at the end of the block, and a `UserError` if the actor was killed."""
     # The actor runs on the driver's node, so that the loss of any other node does not end the run.
     same_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = EventQueueActor.options(scheduling_strategy=same_node).remote()  # type: ignore[attr-defined]

@@ -40,12 +40,8 @@ REASON_CHARACTERS = 160
 class EvaluationDataset:
     """Data set of an evaluation, with the settings for reading it.
 
-    Args:
-        parts: paths or hub names of its parts by name; an undivided data set has one part with its own name.
-        task: its name in MTEB, if it is one of BEIR's.
-        bm25_language: language of BM25's analyzer; None to detect it.
-        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
-    """
+    Its parts are paths or hub names by name; an undivided one has one part with its own name. `task` is its name in
+    MTEB, if it is one of BEIR's. The language of BM25's analyzer is detected if it is None."""
 
     name: str
     parts: dict[str, str]

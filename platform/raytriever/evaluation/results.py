@@ -119,24 +119,17 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class ThresholdRow:
-    """Threshold of a model for one target, chosen on some queries and tested on others.
+    """Threshold of a model for one target (see `protocol.aim_text`), chosen on some queries and tested on others.
 
-    Args:
-        aim, wanted: target of the threshold; see `protocol.aim_text`.
-        confidence: the measure to which the threshold applies, such as `score` or `entropy`.
-        chosen_on, checked_on: splits; they are equal if the same few queries chose and tested the threshold.
-        threshold: None if the target is out of reach.
-        chosen: value that the threshold achieved where it was chosen, or the best value if the target is out of reach.
-        shares: shares of the tested queries. A target for answers has `coverage` (queries shown an answer, of those
-            with one), `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of
-            all queries). A target for pairs has `pair_precision` and `pair_recall`. Empty for `kept`, and if the target
-            is out of reach.
-        checked: the share that the target is about.
-        kept: passages that a threshold keeps; None for other targets, or if the target is out of reach.
-        unanswerable: share of the queries without an answer that are shown one, by kind.
-        calibration_error: error of the probabilities from one split on the other; see `metrics.score_to_probability`.
-        notes: sentences about missing or uncertain values.
-    """
+    The two splits are equal if the same few queries chose and tested it. If the target is out of reach, the threshold
+    and what it keeps are None, `shares` is empty, and `chosen` is the best value instead of the one that the threshold
+    achieved where it was chosen. `checked` is the share that the target is about.
+
+    The `shares` of the tested queries are, for answers, `coverage` (queries shown an answer, of those with one),
+    `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of all queries); for
+    pairs, `pair_precision` and `pair_recall`. `unanswerable` is the share of the queries without an answer that are
+    shown one, by kind. `calibration_error` is that of the probabilities from one split on the other; see
+    `metrics.score_to_probability`."""
 
     dataset: str
     model: str

@@ -74,11 +74,7 @@ class JobClient(Protocol[Result]):
         """Start job `number` on a committed checkpoint. Does not wait."""
 
     def poll(self) -> Result | None:
-        """Return the result of the job; None while it is running. Does not wait.
-
-        Raises:
-            UserError, JobError: the job failed.
-        """
+        """Return the result of the job; None while it is running. Does not wait. If the job failed, raise."""
 
 
 @dataclass(frozen=True)
@@ -175,11 +171,7 @@ class BackgroundJob(ABC):
         return self._phase is not None
 
     def start(self, progression: Progression) -> Progression:
-        """Resume from the progression of the checkpoint; called once, before the first batch.
-
-        Returns:
-            The progression to train from.
-        """
+        """Return the progression to train from, given that of the checkpoint; called once, before the first batch."""
         self.recover(progression.step)
         return progression
 
@@ -192,11 +184,8 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def after_step(self, progression: Progression) -> Progression:
-        """Act after a step. If a checkpoint is due, it is being written.
-
-        Returns:
-            The progression, with `stopped` set if training ends.
-        """
+        """Act after a step, and return the progression, with `stopped` set if training ends. A checkpoint that is due
+        is being written."""
 
     def finish(self, progression: Progression) -> Progression:
         """Act after the last step, when all checkpoints are committed; returns the final progression."""

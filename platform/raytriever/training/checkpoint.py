@@ -203,9 +203,7 @@ def load_best(
 ) -> None:
     """Load the best weights into the module, which is unsharded on every worker and has the last weights.
 
-    Raises:
-        StorageError: the best checkpoint is damaged. If the same run is started again, it ends with its last weights.
-    """
+    If the best checkpoint is damaged, the same run, started again, ends with its last weights."""
     step = progression.best_step or progression.step
     if step in (0, progression.step):
         return

@@ -112,11 +112,7 @@ class ListingSystem(ABC):
 
 
 class RunSystem(ListingSystem):
-    """Rankings of a TREC run.
-
-    Raises:
-        DataError: a line is broken, a document is unknown, no query belongs to the data set, or all scores are equal.
-    """
+    """Rankings of a TREC run. At least one query belongs to the data set, and not all scores are equal."""
 
     def __init__(self, dataset: RetrievalDataset, file: str) -> None:
         super().__init__(dataset)

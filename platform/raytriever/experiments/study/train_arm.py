@@ -54,11 +54,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | None]:
-    """Return the run directory of an arm, and the settings of its training if there is one. Nothing is written.
-
-    Raises:
-        ConfigError: the directory holds an arm with other settings, or with another evaluation.
-    """
+    """Return the run directory of an arm, and the settings of its training if there is one. Nothing is written."""
     folder, curriculum = arm_folder(output, arm, seed), arm.curriculum
     settings: dict[str, Any] = {"model": {"model": arm.model}}
     if curriculum is not None:

@@ -35,11 +35,7 @@ def pair_scores(
     query_rows: Int64[ndarray, " pairs"],
     document_rows: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
-    """Return the scores of pairs of rows. They have the same bits as those of a search.
-
-    Raises:
-        IndexError: a row is out of range.
-    """
+    """Return the scores of pairs of rows, all in range. They have the same bits as those of a search."""
     for rows, vectors in ((query_rows, queries), (document_rows, documents)):
         if len(rows) and (rows.min() < 0 or rows.max() >= len(vectors)):
             raise IndexError(f"rows must be in [0, {len(vectors)})")

@@ -161,11 +161,7 @@ def fake(module: nn.Module) -> FakeTensorMode:
 def simulate(
     files: ModelFiles, side: Side, model: ModelConfig, description: Description, device: str, precision: str
 ) -> SimulatedEncoder:
-    """Build an encoder from `config.json`, and prepare it for training; no weights are read.
-
-    Raises:
-        ModelError: the configuration is missing or damaged, or transformers does not know the architecture.
-    """
+    """Build an encoder from `config.json`, and prepare it for training; no weights are read."""
     config = files.sides[side].transformer.config
     with model_errors(files.directory), quiet_transformers(warnings=False), torch.device("meta"):
         backbone = text_encoder_of(config, base_type(model.lora_rank, precision))

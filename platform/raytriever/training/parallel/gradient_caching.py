@@ -229,11 +229,7 @@ class Vote:
         self._workers = workers
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do this worker's own work, which calls no collective, and return its result.
-
-        Raises:
-            OutOfMemory: a worker ran out of memory.
-        """
+        """Do this worker's own work, which calls no collective, and return its result. One `OutOfMemory` is of all."""
         results: list[T] = []
         reason = "another worker ran out of memory"
         try:

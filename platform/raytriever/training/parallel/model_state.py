@@ -38,11 +38,7 @@ def slices_of(
 
 
 def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.Parameter, str, Tensor], None]) -> None:
-    """Pass every saved tensor to `put(name, parameter, kind, values)`. `kind` is empty for a weight.
-
-    Raises:
-        StorageError: the state belongs to another model, or is incomplete.
-    """
+    """Pass every saved tensor of this model to `put(name, parameter, kind, values)`; `kind` is empty for a weight."""
     own = dict(module.named_parameters())
     shapes = {name: shape_of(parameter) for name, parameter in own.items()}
     kinds_of: dict[str, set[str]] = {}

@@ -86,11 +86,8 @@ class Strategy(ABC):
         return norm
 
     def abandon(self) -> bool:
-        """Discard the partial results of a step that ran out of memory; it has changed no weight.
-
-        Returns:
-            True if the step can be repeated in this process.
-        """
+        """Discard the partial results of a step that ran out of memory, which has changed no weight; return whether it
+        can be repeated in this process."""
         self._optimizer.zero_grad(set_to_none=True)
         for parameter, state in list(self._optimizer.state.items()):
             if not {STEP, *MOMENTS} <= state.keys():  # only some of the moments could be allocated

@@ -126,11 +126,8 @@ class TrialManager:
         return self._folder / TRIALS / f"{number:03d}"
 
     def next_job(self) -> TrialJob | None:
-        """Start and return the next trial. Return None if it depends on one that has not ended.
-
-        Raises:
-            StopIteration: no trial remains.
-        """
+        """Start and return the next trial; None if it depends on one that has not ended. In the end, raise
+        `StopIteration`."""
         with self._lock:
             while True:
                 number = self._next_number()

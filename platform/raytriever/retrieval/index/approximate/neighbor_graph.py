@@ -59,11 +59,8 @@ class Graph:
 
     @classmethod
     def load(cls, folder: Path, documents: int) -> Graph:
-        """Read the files of `save` for a corpus of `documents` documents.
-
-        Raises:
-            StorageError: the files are not a graph of this size, so a walk could leave the corpus.
-        """
+        """Read the files of `save` for a corpus of this size, or raise: in another graph, a walk could leave the
+        corpus."""
         shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
         neighbors, degrees, entry = (
             read_array(folder / name, [dtype], shape, "build the index again")

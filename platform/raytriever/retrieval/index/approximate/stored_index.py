@@ -86,11 +86,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 @activity("opening the index")
 def read_index(path: Path) -> ApproximateIndex:
-    """Open an index. Each file is compared with its digest once, and again whenever it has changed.
-
-    Raises:
-        StorageError: the directory is damaged, or is not a finished index.
-    """
+    """Open an index. Each file is compared with its digest once, and again whenever it has changed."""
     meta = read_meta(path)
     check_directory(path)
     rows, width = meta["rows"], meta["width"]

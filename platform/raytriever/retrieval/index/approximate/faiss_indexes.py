@@ -18,11 +18,11 @@ TPAMI 42(4), 2020."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float32
@@ -41,14 +41,6 @@ REFINE = 4
 faiss: Any = import_module("faiss")
 
 
-def write_faiss(index: Any, folder: Path) -> None:
-    """Write a FAISS index into a folder."""
-    try:
-        faiss.write_index(index, str(folder / FILE))
-    except RuntimeError as error:
-        raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
-
-
 def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
     """Read a FAISS index over embeddings of this shape. The caller must have checked its digest."""
     try:
@@ -59,10 +51,25 @@ def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
     return index
 
 
-def _added(index: Any, embeddings: ndarray, threads: int) -> Any:
-    faiss.omp_set_num_threads(threads)
-    index.add(embeddings)
-    return index
+@dataclass(frozen=True)
+class FaissFinder:
+    """Finder with an index of FAISS that was made without rows."""
+
+    index: Any
+
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Self:
+        """Append rows. The centers and the quantizer of `Ivf` do not change. With several threads, the graph of `Hnsw`
+        differs from run to run."""
+        faiss.omp_set_num_threads(threads)
+        self.index.add(embeddings)
+        return self
+
+    def save(self, folder: Path) -> None:
+        """Write the index; see `Finder`."""
+        try:
+            faiss.write_index(self.index, str(folder / FILE))
+        except RuntimeError as error:
+            raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,10 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Ivf:
+class Ivf(FaissFinder):
     """Finder with an inverted file, a trained `faiss.IndexIVF`. The effort is the number of lists that it reads. It
     proposes `proposed` times k documents."""
 
-    index: Any
     proposed: int = 1
 
     @classmethod
@@ -130,14 +136,6 @@ class Ivf:
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
         return Proposal(rows, float(candidates))
 
-    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf:
-        """Append rows. The centers and the quantizer do not change."""
-        return replace(self, index=_added(self.index, embeddings, threads))
-
-    def save(self, folder: Path) -> None:
-        """Write the index; see `Finder`."""
-        write_faiss(self.index, folder)
-
     @classmethod
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Ivf:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
@@ -166,11 +164,9 @@ def _check_codes(rows: int, width: int, code_bytes: int) -> None:
 
 
 @dataclass(frozen=True)
-class Hnsw:
+class Hnsw(FaissFinder):
     """Finder with an HNSW graph, a `faiss.IndexHNSWSQ` of float16. The effort is the beam width of a search
     (`efSearch`)."""
-
-    index: Any
 
     @classmethod
     def empty(cls, width: int, degree: int, beam: int, seed: int, rows: int = 0) -> Hnsw:
@@ -203,14 +199,10 @@ class Hnsw:
         _, rows = self.index.search(queries, k, params=settings)
         return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
 
-    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Hnsw:
-        """Append rows. With several threads, the graph differs from run to run."""
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Self:
+        """See `FaissFinder.add`."""
         largest = np.finfo(np.float16).max  # larger values would become infinite and break the graph
-        return replace(self, index=_added(self.index, np.clip(embeddings, -largest, largest), threads))
-
-    def save(self, folder: Path) -> None:
-        """Write the index; see `Finder`."""
-        write_faiss(self.index, folder)
+        return super().add(np.clip(embeddings, -largest, largest), threads)
 
     @classmethod
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:

@@ -42,6 +42,8 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "◆": r"$\blacklozenge$",
+    "◇": r"$\lozenge$",
 }
 _LATEX_MARKS = {"+": "+", "-": "-", "◆": r"\blacklozenge", "◇": r"\lozenge"}
 _MARKDOWN_RANKS = {0: "**{}**", 1: "<u>{}</u>", None: "{}"}
@@ -192,15 +194,7 @@ def _html(cell: str | Cell) -> str:
 
 
 def _escaped(text: str) -> str:
-    text = one_line(text)
-    for mark, command in (("◆", r"$\blacklozenge$"), ("◇", r"$\lozenge$")):
-        text = text.replace(mark, f"\0{command}\0")
-    # Commands are enclosed by null characters, so every second piece is one, which must not be escaped.
-    pieces = text.split("\0")
-    return "".join(
-        piece if index % 2 else "".join(_LATEX.get(character, character) for character in piece)
-        for index, piece in enumerate(pieces)
-    )
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
 WIDE, AVERAGE, NOTHING = 4, "Average", "–"

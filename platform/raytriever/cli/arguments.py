@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         A `ConfigError` names an unknown flag (and the nearest known one), or a value that is wrong, missing, not UTF-8,
         or looks like a secret."""
         words = list(words)
-        flags = {flag for action in self._actions for flag in action.option_strings}
+        flags = {flag: action.dest for action in self._actions for flag in action.option_strings}
         for index, word in enumerate(words):
             if word == "--":
                 break
@@ -108,9 +108,8 @@ class Parser(argparse.ArgumentParser):
             if flag not in flags and (instead := removed(flag)):
                 raise ConfigError("was removed", flag, instead)
             if flag in self.of_files and "--config" in flags:
-                raise ConfigError(
-                    "has no flag", flag, f"write {self.of_files[flag]} into a file, and give --config FILE"
-                )
+                remedy = f"write {self.of_files[flag]} into a file, and give --config FILE"
+                raise ConfigError("has no flag", flag, remedy)
             if flag.startswith("--") and flag not in flags:
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
             _check_utf8(word, _setting_before(words, index, flags))
@@ -123,11 +122,8 @@ class Parser(argparse.ArgumentParser):
         for index, word in enumerate(words):
             if free is None or free not in (word, word.partition("=")[2]):
                 refuse_secrets(word, _setting_before(words, index, flags))
-        actions = {flag: action.dest for action in self._actions for flag in action.option_strings}
         end = words.index("--") if "--" in words else len(words)
-        arguments.explicit_flags = {
-            actions[flag] for word in words[:end] if (flag := word.partition("=")[0]) in actions
-        }
+        arguments.explicit_flags = {flags[flag] for word in words[:end] if (flag := word.partition("=")[0]) in flags}
         return arguments
 
 
@@ -198,10 +194,9 @@ def add_settings(parser: Parser, kind: type, title: str, names: Collection[str])
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
             continue
         choices = field.metadata["choices"]
-        metavar = (
-            "NAME" if choices and len(choices) > 4 else "|".join(choices) if choices else types[0].__name__.upper()
-        )
+        metavar = "|".join(choices) if choices else types[0].__name__.upper()
         if choices and len(choices) > 4:
+            metavar = "NAME"
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
         common |= {"type": number_type(types[0], field.name), "metavar": metavar}
         group.add_argument(flag_of(field.name), **common)

@@ -102,7 +102,7 @@ def decide_dataset(
     asks_bm25 = bool(of_answers or of_passages) and confidence == COMBINED
     indexes = [Bm25Index.of(part.dataset.documents) if asks_bm25 else None for part in measured.parts]
     for model in measured.parts[0].calibration if aims else ():
-        pools, checked = measured.calibration_pools(model), measured.pools(model)
+        pools, checked = pool_scores([part.calibration[model] for part in measured.parts]), measured.pools(model)
         pairs = []
         for aim, wanted in aims:
             if aim in PAIR_AIMS and wanted is not None:

@@ -94,8 +94,3 @@ def kept_cells(kept: PassagesKept | None) -> list[Cell]:
         return [Cell("-"), Cell("-")]
     share = Cell(f"{kept.share:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.share)
     return [share, Cell(f"{kept.passages:.1f}", kept.passages)]
-
-
-def kept_points(kept: PassagesKept) -> dict[str, float | None]:
-    """Return the numbers by their names in the tracker."""
-    return {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}

@@ -138,10 +138,6 @@ class DatasetMeasurement:
         """Return the scores of all parts in one pool."""
         return pool_scores([part.evaluations[model] for part in self.parts])
 
-    def calibration_pools(self, model: str) -> ScoredPools:
-        """Return the scores of all parts on the split that chooses thresholds, in one pool."""
-        return pool_scores([part.calibration[model] for part in self.parts])
-
 
 def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
     """Concatenate the pooled scores of evaluations. The query numbers of each continue after the one before."""

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from raytriever.core.errors import StorageError
 from raytriever.core.reading.json_and_yaml import read_json
@@ -25,7 +25,6 @@ from raytriever.training.background_jobs import BackgroundJob, JobClient, broadc
 from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.training_settings import DEV_LOSS, TrainingConfig
 
-T = TypeVar("T")
 FOLDER = "evaluations"
 
 
@@ -62,7 +61,10 @@ def write_record(folder: Path, record: Record) -> None:
 
 def read_record(folder: Path, step: int) -> Record | None:
     """Return the record of a step's checkpoint, or None; raises `StorageError` if it is damaged."""
-    return _read(record_path(folder, step), Record)
+    try:
+        return read_json(record_path(folder, step), Record, "remove it to evaluate again")
+    except FileNotFoundError:
+        return None
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -70,20 +72,6 @@ def read_records(folder: Path) -> list[Record]:
     steps = [path.stem.removeprefix("step-") for path in folder.glob("step-*.json")]
     records = [read_record(folder, int(step)) for step in steps if step.isdigit()]
     return sorted((record for record in records if record is not None), key=lambda record: record.step)
-
-
-def remove_later(folder: Path, step: int) -> None:
-    """Remove the records of checkpoints after `step`. A run that resumes at `step` writes them again."""
-    for record in read_records(folder):
-        if record.step > step:
-            remove(record_path(folder, record.step))
-
-
-def _read(file: Path, kind: type[T]) -> T | None:
-    try:
-        return read_json(file, kind, "remove it to evaluate again")
-    except FileNotFoundError:
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +208,12 @@ class ValidationJob(BackgroundJob):
     def _recorded_state(self, step: int) -> dict[str, Any]:
         """Return the recorded values, the pending steps and the step of the early stop as JSON, on the first worker."""
         folder, settings = self._plan.folder, self._settings
-        remove_later(folder, step)
-        records, stops_at = read_records(folder), None
-        for record in records:
+        records, stops_at = [], None
+        for record in read_records(folder):
+            if record.step > step:
+                remove(record_path(folder, record.step))  # the resumed run writes it again
+                continue
+            records.append(record)
             self._plan.on_metrics(record.step, record.measured)
         values = {record.step: record.value for record in records}
         if self._is_deciding:

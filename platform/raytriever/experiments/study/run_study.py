@@ -56,22 +56,15 @@ def check_directory(output: Path, name: str) -> None:
         return
     if not (output / SETTINGS).is_file():
         raise ConfigError("is not empty and holds no study", setting("output", output), "give another directory")
-    if (stored := _read(output / SETTINGS)["study"]) != name:
-        raise ConfigError(
-            f"holds another study ({stored}; this command asks for {name})",
-            setting("output", output),
-            "give another directory",
-        )
+    if (stored := read_json(output / SETTINGS, _Settings, f"give another {setting('output')}")["study"]) != name:
+        what = f"holds another study ({stored}; this command asks for {name})"
+        raise ConfigError(what, setting("output", output), "give another directory")
 
 
 def settings_of(study: Study) -> dict[str, Any]:
     """Return the settings of the arms, for the record."""
     arms = {arm.name: to_dict(arm.curriculum) if arm.curriculum else arm.model for arm in study.arms}
     return {"format": 1, "study": study.name, "arms": arms}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return dict(read_json(file, _Settings, f"give another {setting('output')}"))
 
 
 def run_study(

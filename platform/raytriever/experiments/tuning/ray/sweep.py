@@ -243,7 +243,9 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
     """Write `figures/response-NAME` for each searched number. Write `table.md` last, because it marks the end."""
     if not trials:
         return
-    figures, title = output / FIGURES, metric_label(metric)
+    figures = output / FIGURES
+    on_batches = {DEV_LOSS: "dev loss", BATCH_AUC: "dev batch AUC"}  # these are measured on dev batches
+    title = on_batches.get(metric) or metric_title(metric.removeprefix(DEV))
     keys = [one.key for one in space.dimensions]
     by = LOSS if LOSS in keys else None
     for one in space.dimensions:
@@ -254,10 +256,3 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
     for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
         if (output / name).exists():
             tracker.log_file(output / name)
-
-
-def metric_label(name: str) -> str:
-    """Return the title of a metric, including those that are measured on dev batches."""
-    if name in (DEV_LOSS, BATCH_AUC):
-        return name.replace("_", " ").replace("auc", "AUC")
-    return metric_title(name.removeprefix(DEV))

@@ -80,9 +80,8 @@ def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         for name in ("actor_gpus", "actor_cpus"):
             if getattr(config, name) != getattr(EncodeConfig, name):
-                raise ConfigError(
-                    "has no effect without actors", setting(name), f"omit it, or give {setting('actors')}"
-                )
+                remedy = f"omit it, or give {setting('actors')}"
+                raise ConfigError("has no effect without actors", setting(name), remedy)
         return nullcontext()
     # Otherwise Ray warns for every pool that its actors' arguments are in the object store, where Ray Data puts them.
     # Errors reach this process as exceptions anyway.
@@ -96,9 +95,8 @@ def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
     if not ray.is_initialized():
         return None
     if config.actor_gpus and not count_gpus():  # otherwise Ray would wait for one
-        raise ConfigError(
-            "the cluster has no GPU", setting("actor_gpus"), "omit it to use CPUs, or add a node with a GPU"
-        )
+        remedy = "omit it to use CPUs, or add a node with a GPU"
+        raise ConfigError("the cluster has no GPU", setting("actor_gpus"), remedy)
     gpus = config.actor_gpus
     if gpus is None:
         gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0

@@ -252,9 +252,8 @@ def open_inline_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
 
 def _actor_died(error: RayActorError) -> UserError:
     """Return the error in one line. The actor is not restarted, because it held steps not yet in `steps.jsonl`."""
-    user_error = UserError(
-        "the Ray actor that passes steps from the workers to this command was killed",
-        remedy="check whether memory ran out, and repeat the command: it continues from the checkpoint",
-    )
+    what = "the Ray actor that passes steps from the workers to this command was killed"
+    remedy = "check whether memory ran out, and repeat the command: it continues from the checkpoint"
+    user_error = UserError(what, remedy=remedy)
     user_error.__cause__ = error
     return user_error

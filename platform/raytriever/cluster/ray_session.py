@@ -177,9 +177,8 @@ def check_cluster() -> None:
         raise _no_answer(address) from error
     host, colon, port = target.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
-        raise ConfigError(
-            "is no address of a Ray cluster", f"RAY_ADDRESS={address}", "give HOST:PORT, ray://HOST:PORT, auto or local"
-        )
+        remedy = "give HOST:PORT, ray://HOST:PORT, auto or local"
+        raise ConfigError("is no address of a Ray cluster", f"RAY_ADDRESS={address}", remedy)
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:

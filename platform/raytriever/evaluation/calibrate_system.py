@@ -67,12 +67,11 @@ def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> N
     """Raise `DataError` if more than 5 % of the queries of one split have the same text as a query of the other."""
     [overlap] = overlaps([(dataset, chosen_on)], [(dataset, checked_on)])
     if overlap.share > MOST_SHARED:
-        raise DataError(
-            f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r} "
-            f"too, more than {MOST_SHARED:.0%}, so thresholds chosen there cannot be checked",
-            dataset.name,
-            "choose them on another split, or remove these queries from one",
+        shared = (
+            f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r}"
         )
+        what = f"{shared} too, more than {MOST_SHARED:.0%}, so thresholds chosen there cannot be checked"
+        raise DataError(what, dataset.name, "choose them on another split, or remove these queries from one")
 
 
 @activity("calibrating the scores")

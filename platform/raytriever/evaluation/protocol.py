@@ -177,11 +177,9 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
     answered = dataset.answers.queries if dataset.answers is not None else np.zeros(0, np.int64)
     unanswered = np.setdiff1d(queries, answered)
     if len(unanswered):
-        raise DataError(
-            f"query {dataset.queries.ids[int(unanswered[0])]!r} has no answers",
-            f"{dataset.name}, split {split!r}",
-            f"leave acc@K out of {METRICS_FLAG}, or add answers.jsonl (docs/reference/formats.md)",
-        )
+        what = f"query {dataset.queries.ids[int(unanswered[0])]!r} has no answers"
+        remedy = f"leave acc@K out of {METRICS_FLAG}, or add answers.jsonl (docs/reference/formats.md)"
+        raise DataError(what, f"{dataset.name}, split {split!r}", remedy)
 
 
 def read_metrics(text: str) -> tuple[str, ...]:
@@ -286,11 +284,9 @@ def removed_share(words: Iterable[str]) -> float:
         except ValueError:
             given = float("nan")
         if share or not 0 < given < 1:
-            raise ConfigError(
-                "is given twice" if share else "is not a share of the questions",
-                setting("unanswerable", word),
-                "give one share above 0 and below 1, such as removed=0.2",
-            )
+            what = "is given twice" if share else "is not a share of the questions"
+            remedy = "give one share above 0 and below 1, such as removed=0.2"
+            raise ConfigError(what, setting("unanswerable", word), remedy)
         share = given
     return share
 

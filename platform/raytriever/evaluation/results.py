@@ -254,11 +254,9 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     new = as_read(request)
     for name in sorted(old.keys() | new.keys()):
         if not _is_same(old.get(name), new.get(name)):
-            raise ConfigError(
-                f"holds another evaluation ({name}: {old.get(name)} there and {new.get(name)} here)",
-                setting("output", output),
-                f"give another {setting('output')}, or {setting('fresh', True)} to replace it",
-            )
+            what = f"holds another evaluation ({name}: {old.get(name)} there and {new.get(name)} here)"
+            remedy = f"give another {setting('output')}, or {setting('fresh', True)} to replace it"
+            raise ConfigError(what, setting("output", output), remedy)
 
 
 def _is_same(before: Any, now: Any) -> bool:

@@ -136,17 +136,13 @@ def _check_training(config: Config) -> None:
     check_changed(config.training, only=["offload_optimizer"])
     check_loss(config.loss)
     if config.training.precision == "int8":
-        raise ConfigError(
-            "int8 has no gradients", setting("precision"), "train in fp32 or bf16, and encode in int8 afterwards"
-        )
+        remedy = "train in fp32 or bf16, and encode in int8 afterwards"
+        raise ConfigError("int8 has no gradients", setting("precision"), remedy)
     size, workers = config.training.batch_size, config.training.workers[0]
     if size % workers:
         nearest = -(-size // workers) * workers
-        raise ConfigError(
-            f"{size} is not divisible by {workers} workers",
-            setting("batch_size"),
-            f"give a multiple of {workers}, such as {nearest}, or another {setting('num_workers')}",
-        )
+        remedy = f"give a multiple of {workers}, such as {nearest}, or another {setting('num_workers')}"
+        raise ConfigError(f"{size} is not divisible by {workers} workers", setting("batch_size"), remedy)
     check_refresh(config.refresh, config.data, config.training.max_steps)
     _check_teacher(config)
     check_validation(config.validation, config.training)
@@ -157,33 +153,21 @@ def _check_training(config: Config) -> None:
 
 
 def _check_teacher(config: Config) -> None:
+    loss, teachers, datasets = f"{setting('loss')} {config.loss.title}", config.data.teachers, config.data.datasets
     if not config.loss.needs_teacher:
-        if config.data.teachers:
-            raise ConfigError(
-                f"has no effect with {setting('loss')} {config.loss.title}",
-                setting("teacher"),
-                f"leave it out, or give {setting('loss')} {' or '.join(DISTILLATION_LOSSES)}",
-            )
+        if teachers:
+            remedy = f"leave it out, or give {setting('loss')} {' or '.join(DISTILLATION_LOSSES)}"
+            raise ConfigError(f"has no effect with {loss}", setting("teacher"), remedy)
         return
-    if not config.data.teachers:
-        raise ConfigError(
-            f"{setting('loss')} {config.loss.title} needs the scores of a teacher",
-            setting("teacher"),
-            "give the directory that `raytriever score` wrote",
-        )
-    teachers, datasets = len(config.data.teachers), len(config.data.datasets)
-    if teachers > datasets:
-        raise ConfigError(
-            f"{teachers} teachers for {datasets} data sets",
-            setting("teacher"),
-            "give one teacher for each data set, in order",
-        )
+    if not teachers:
+        remedy = "give the directory that `raytriever score` wrote"
+        raise ConfigError(f"{loss} needs the scores of a teacher", setting("teacher"), remedy)
+    if len(teachers) > len(datasets):
+        what = f"{len(teachers)} teachers for {len(datasets)} data sets"
+        raise ConfigError(what, setting("teacher"), "give one teacher for each data set, in order")
     if not config.data.negatives_per_query:
-        raise ConfigError(
-            f"{setting('loss')} {config.loss.title} needs hard negatives",
-            setting("negatives_per_query"),
-            "give at least 1, at most the number of scored negatives",
-        )
+        remedy = "give at least 1, at most the number of scored negatives"
+        raise ConfigError(f"{loss} needs hard negatives", setting("negatives_per_query"), remedy)
     if config.refresh.refresh_every:
         raise ConfigError(
             "no teacher has scored refreshed negatives", setting("refresh_every"), "remove it, or give another loss"

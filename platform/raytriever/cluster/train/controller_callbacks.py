@@ -46,13 +46,8 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
         read = _version_reader()
         for host, version in zip(self.hosts, worker_group.execute(read), strict=True):
             if version != read():
-                self._queue.send(
-                    ConfigError(
-                        f"host {host} has raytriever {version}, and the command has {read()}",
-                        "the Ray cluster",
-                        "install the same version on every host",
-                    )
-                )
+                what = f"host {host} has raytriever {version}, and the command has {read()}"
+                self._queue.send(ConfigError(what, "the Ray cluster", "install the same version on every host"))
                 return
         self._queue.send(GroupStarted(tuple(self.hosts)))
 

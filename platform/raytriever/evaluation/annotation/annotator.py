@@ -256,8 +256,6 @@ def check_failures(counts: Counts, finished: int, share: float, is_complete: boo
     """Return an error if too large a share of the finished queries has no annotation."""
     if counts.failed <= share * finished or (finished < _MIN_QUERIES and not is_complete):
         return None
-    return ServiceError(
-        f"{counts.failed:,} of {finished:,} queries have no annotation; the first error: {counts.first_failed}",
-        setting("llm"),
-        f"use a model that follows the requested format, or raise {setting('max_tokens')} or {setting('max_failed')}",
-    )
+    what = f"{counts.failed:,} of {finished:,} queries have no annotation; the first error: {counts.first_failed}"
+    raised = f"{setting('max_tokens')} or {setting('max_failed')}"
+    return ServiceError(what, setting("llm"), f"use a model that follows the requested format, or raise {raised}")

@@ -283,9 +283,8 @@ class RerankedSystem(ListingSystem):
         if len(bad):
             ids = self.dataset.queries.ids[int(queries[bad[0]])], self.dataset.documents.ids[int(documents[bad[0]])]
             what = f"the score of query {ids[0]!r} and document {ids[1]!r} is not finite"
-            raise ModelError(
-                what, str(self.cross_encoder.directory), f"try {setting('precision')} fp32, or another one"
-            )
+            remedy = f"try {setting('precision')} fp32, or another one"
+            raise ModelError(what, str(self.cross_encoder.directory), remedy)
         return scores
 
     def notes(self) -> list[str]:

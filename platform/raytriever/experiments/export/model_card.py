@@ -141,9 +141,8 @@ def _training(facts: CardFacts) -> list[str]:
     data = facts.config.get("data", {}).get("dataset", "unknown")
     loss = LossConfig(facts.config.get("loss", {}).get("loss", LossConfig.loss)).title
     text = yaml.safe_dump(dict(facts.config), sort_keys=False, allow_unicode=True)
-    fence = "`" * max(
-        3, 1 + max(map(len, re.findall("`+", text)), default=0)
-    )  # longer than any fence in the settings, which cannot end it then
+    # Longer than any fence in the settings, which cannot end it then.
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return [
         f"## Training\nTrained by raytriever on `{data}` with the loss `{loss}`. All settings:\n\n"
         f"<details><summary>config.yaml</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"

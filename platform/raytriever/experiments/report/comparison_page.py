@@ -164,9 +164,8 @@ def _queries(
             order = [row[query] for query in whole["queries"]]
             for model, values in content["models"].items():
                 name = names.get((index, model))
-                if name is not None and "auc" not in whole["models"].get(
-                    name, {}
-                ):  # another run that shares the row may have it
+                # Another run that shares the row may have the AUC.
+                if name is not None and "auc" not in whole["models"].get(name, {}):
                     auc = values.get("auc")
                     whole["models"][name] = {
                         "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},

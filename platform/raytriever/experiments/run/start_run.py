@@ -110,9 +110,8 @@ def check_explicit_settings(
 def check_run_name(name: str) -> None:
     """Raise `ConfigError` unless a name is valid for a run."""
     if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is not a valid run name", setting("run_name"), "use letters, digits, '.', '_' and '-'"
-        )
+        remedy = "use letters, digits, '.', '_' and '-'"
+        raise ConfigError(f"{name!r} is not a valid run name", setting("run_name"), remedy)
 
 
 def default_run_name(config: Config) -> str:

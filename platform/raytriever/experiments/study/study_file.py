@@ -151,11 +151,8 @@ def _dataset(
         raise ConfigError("has no path", where, "give the path alone, or `dataset:` next to the other settings")
     level, drop_own = settings.pop("level", 1), settings.pop("drop_own", True)
     if type(level) is not int or level < 1 or type(drop_own) is not bool:
-        raise ConfigError(
-            f"level: {level!r} or drop_own: {drop_own!r} is invalid",
-            where,
-            "give the lowest relevant grade, and true or false",
-        )
+        what = f"level: {level!r} or drop_own: {drop_own!r} is invalid"
+        raise ConfigError(what, where, "give the lowest relevant grade, and true or false")
     config = from_dict({"data": settings}, where, shared)
     with errors_within(where):
         fetch_paths(config.data)

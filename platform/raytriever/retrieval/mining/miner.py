@@ -235,13 +235,7 @@ def mine(
         counts[method] = {"candidates": int(verdicts.sum()), **removed, "kept": rows}
     counts_per_query = np.diff(table.offsets)[positives.queries]
     wanted = config.num_negatives * len(config.methods)
-    return MiningResult(
-        table=table,
-        counts=counts,
-        wanted=wanted,
-        counts_per_query=counts_per_query,
-        scorer=inputs.scorer.name if inputs.scorer else "",
-    )
+    return MiningResult(table, counts, wanted, counts_per_query, inputs.scorer.name if inputs.scorer else "")
 
 
 def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> None:

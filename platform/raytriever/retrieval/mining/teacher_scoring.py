@@ -150,13 +150,11 @@ def _score(
             some = teacher.logits([dataset.queries.texts[q] for q in queries], [passages[d] for d in documents])
             bad = np.flatnonzero(~np.isfinite(some))
             if len(bad):
-                first = dataset.queries.ids[queries[bad[0]]], dataset.documents.ids[documents[bad[0]]]
-                raise ModelError(
-                    f"{len(bad)} of {len(some)} scores are not finite, the first of query {first[0]!r} and document "
-                    f"{first[1]!r}",
-                    str(teacher.directory),
-                    f"try {setting('precision')} fp32, or another cross-encoder",
-                )
+                query, document = dataset.queries.ids[queries[bad[0]]], dataset.documents.ids[documents[bad[0]]]
+                what = f"{len(bad)} of {len(some)} scores are not finite"
+                what += f", the first of query {query!r} and document {document!r}"
+                remedy = f"try {setting('precision')} fp32, or another cross-encoder"
+                raise ModelError(what, str(teacher.directory), remedy)
             scores[rows] = some
             finished.write(name, partial(_save, some))
             progress.advance(len(some))

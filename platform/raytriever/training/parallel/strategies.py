@@ -160,9 +160,6 @@ class HostValues:
 def finite_or_refused(value: float, norm: float, number: int) -> None:
     """Raise `NotFiniteError` unless a step's loss and the norm of its gradient are finite."""
     if not (norm < float("inf") and abs(value) < float("inf")):
-        raise NotFiniteError(
-            f"the loss is {value}, its gradient's norm {norm}",
-            f"step {number}",
-            f"lower {setting('learning_rate')}, raise {setting('temperature')} or {setting('warmup_steps')}, or use "
-            f"{setting('precision')} fp32",
-        )
+        raised = f"{setting('temperature')} or {setting('warmup_steps')}"
+        remedy = f"lower {setting('learning_rate')}, raise {raised}, or use {setting('precision')} fp32"
+        raise NotFiniteError(f"the loss is {value}, its gradient's norm {norm}", f"step {number}", remedy)

@@ -121,9 +121,8 @@ class Asha(_Stateless, AsyncHyperBandScheduler):
         super().__init__(STEP, metric, mode, max_t=NO_STEP_LIMIT, grace_period=grace, reduction_factor=factor)
         self._curve_of = curve_of
         for number, curve in enumerate(earlier):
-            self._replay(
-                SimpleNamespace(trial_id=f"earlier-{number}"), curve
-            )  # the scheduler reads only the id of a trial
+            # The scheduler reads only the id of a trial.
+            self._replay(SimpleNamespace(trial_id=f"earlier-{number}"), curve)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """See `TrialScheduler`."""

@@ -250,9 +250,8 @@ class TrialManager:
 
     def _outcome(self, trial: Trial) -> str:
         metric = self._plan.metric
-        figure = (
-            f", {metric} {trial.metrics[metric]:.4f}" if trial.status == FINISHED and metric in trial.metrics else ""
-        )
+        has_figure = trial.status == FINISHED and metric in trial.metrics
+        figure = f", {metric} {trial.metrics[metric]:.4f}" if has_figure else ""
         reason = f" ({trial.reason})" if trial.reason else ""
         return f"{figure}{reason}, {trial.steps} steps in {trial.seconds:.1f} s"
 

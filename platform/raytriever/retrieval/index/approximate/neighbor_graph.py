@@ -108,20 +108,9 @@ def walk_all(
     Embeddings must be finite. Unused entries are -1. The number of threads does not change the result.
     """
     results, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
-    in_threads(
-        _walk_some,
-        len(queries),
-        read_only(queries),
-        read_only(documents),
-        np.empty(0, np.float32),
-        graph.neighbors,
-        graph.degrees,
-        graph.entry,
-        max(beam, k),
-        results,
-        visited,
-        threads=threads,
-    )
+    texts = read_only(queries), read_only(documents), np.empty(0, np.float32)
+    walks = graph.neighbors, graph.degrees, graph.entry, max(beam, k)
+    in_threads(_walk_some, len(queries), *texts, *walks, results, visited, threads=threads)
     return results, visited
 
 

@@ -37,11 +37,9 @@ _CHOICES = "; one of: "
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` where argparse prints its usage and exits.
 
-    Args:
-        prog: the command, without `raytriever`.
-        common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
-        free_text: the name of an argument that holds a question. It is not checked for secrets: nothing stores it.
-    """
+    `prog` is the command without `raytriever`. `common` are the flags that `--help` shows (all if it is empty);
+    `--help-all` shows all. The argument `free_text` holds a question: it is not checked for secrets, because nothing
+    stores it."""
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
         self._common, self._free_text = common, free_text
@@ -96,17 +94,12 @@ class Parser(argparse.ArgumentParser):
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def parse(self, words: Iterable[str]) -> argparse.Namespace:
-        """Parse a command line.
+        """Return the values of a command line, and in `explicit_flags` the names of the settings that it contains.
 
-        Returns:
-            The values, and in `explicit_flags` the names of the settings that the command line contains.
-
-        Raises:
-            ConfigError: a flag is unknown (the message suggests the nearest known flag), a value is wrong or missing,
-                is not UTF-8, or looks like a secret.
-        """
+        A `ConfigError` names an unknown flag (and the nearest known one), or a value that is wrong, missing, not UTF-8,
+        or looks like a secret."""
         words = list(words)
-        flags = {flag for action in self._actions for flag in action.option_strings}
+        flags = {flag: action.dest for action in self._actions for flag in action.option_strings}
         for index, word in enumerate(words):
             if word == "--":
                 break
@@ -115,9 +108,8 @@ class Parser(argparse.ArgumentParser):
             if flag not in flags and (instead := removed(flag)):
                 raise ConfigError("was removed", flag, instead)
             if flag in self.of_files and "--config" in flags:
-                raise ConfigError(
-                    "has no flag", flag, f"write {self.of_files[flag]} into a file, and give --config FILE"
-                )
+                remedy = f"write {self.of_files[flag]} into a file, and give --config FILE"
+                raise ConfigError("has no flag", flag, remedy)
             if flag.startswith("--") and flag not in flags:
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
             _check_utf8(word, _setting_before(words, index, flags))
@@ -130,11 +122,8 @@ class Parser(argparse.ArgumentParser):
         for index, word in enumerate(words):
             if free is None or free not in (word, word.partition("=")[2]):
                 refuse_secrets(word, _setting_before(words, index, flags))
-        actions = {flag: action.dest for action in self._actions for flag in action.option_strings}
         end = words.index("--") if "--" in words else len(words)
-        arguments.explicit_flags = {
-            actions[flag] for word in words[:end] if (flag := word.partition("=")[0]) in actions
-        }
+        arguments.explicit_flags = {flags[flag] for word in words[:end] if (flag := word.partition("=")[0]) in flags}
         return arguments
 
 
@@ -205,23 +194,19 @@ def add_settings(parser: Parser, kind: type, title: str, names: Collection[str])
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
             continue
         choices = field.metadata["choices"]
-        metavar = (
-            "NAME" if choices and len(choices) > 4 else "|".join(choices) if choices else types[0].__name__.upper()
-        )
+        metavar = "|".join(choices) if choices else types[0].__name__.upper()
         if choices and len(choices) > 4:
+            metavar = "NAME"
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
         common |= {"type": number_type(types[0], field.name), "metavar": metavar}
         group.add_argument(flag_of(field.name), **common)
 
 
 class Argument:
-    """Flag or positional argument of a command, unless it is a setting.
+    """Flag (such as `--split`) or positional argument of a command, unless it is a setting.
 
-    Args:
-        name: Flag, such as `--split`, or name of an argument without dashes.
-        reads: Kind of path, or function that converts the text. A path must exist if its kind says so.
-        settings: Further arguments of argparse's `add_argument`.
-    """
+    `reads` is a kind of path, which must exist if the kind says so, or a function that converts the text. `settings`
+    are further arguments of argparse's `add_argument`."""
 
     def __init__(
         self, name: str, help: str, reads: PathKind | Callable[[str], Any] | None = None, **settings: Any

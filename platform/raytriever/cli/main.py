@@ -30,12 +30,8 @@ LONGEST_ERROR = 1500  # characters
 
 
 def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. The console script `raytriever` calls it without arguments.
-
-    Args:
-        name: name of the command; by default the first word.
-        words: flags of the command; by default the words of this process.
-    """
+    """Run one command, by default that of this process and its flags, and return its exit code. The console script
+    `raytriever` calls it without arguments."""
     arguments = list(sys.argv[1:] if words is None else words)
     # Freezing skips Python's last garbage collections, which take a second or two with the objects of torch and Ray.
     atexit.register(gc.freeze)

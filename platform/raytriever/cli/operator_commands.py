@@ -25,7 +25,6 @@ from raytriever.experiments.operation.run_inventory import (
     FINISHED,
     INTERRUPTED,
     RunEntry,
-    cleanable_runs,
     describe_loss,
     find_runs,
     remove_checkpoints,
@@ -53,16 +52,9 @@ def _list_runs(runs: list[RunEntry]) -> Iterator[str]:
         yield "no runs"
         return
     rows = [["state", "kind", "ended", "size", "run"]]
-    rows += [
-        [
-            run.state,
-            run.kind,
-            format_time(run.ended),
-            format_size(run.size),
-            f"{run.path}" + (f" ({run.detail})" if run.detail else ""),
-        ]
-        for run in runs
-    ]
+    for run in runs:
+        path = f"{run.path}" + (f" ({run.detail})" if run.detail else "")
+        rows.append([run.state, run.kind, format_time(run.ended), format_size(run.size), path])
     yield text_table(rows)
     for run in runs:
         if run.command:
@@ -71,10 +63,9 @@ def _list_runs(runs: list[RunEntry]) -> Iterator[str]:
 
 def _clean(runs: list[RunEntry], states: list[str], yes: bool) -> Iterator[str]:
     if not states:
-        raise ConfigError(
-            "`runs clean` needs the state of the runs to clean", remedy="give --finished, --interrupted or both"
-        )
-    chosen = cleanable_runs(runs, states)
+        what = "`runs clean` needs the state of the runs to clean"
+        raise ConfigError(what, remedy="give --finished, --interrupted or both")
+    chosen = [run for run in runs if run.state in states and run.checkpoints]
     size = sum(one.size for run in chosen for one in run.checkpoints)
     for run in chosen:
         yield f"{run.path}: {describe_loss(run)}, {format_size(sum(one.size for one in run.checkpoints))}"

@@ -87,15 +87,10 @@ def resolve_settings(arguments: argparse.Namespace, may_have_stages: bool = True
 
 
 def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable[str]) -> None:
-    """Check that the command line names each loss of a Python file that a settings file names.
+    """Raise `ConfigError` unless the command line names each loss of a Python file that a settings file (`where`)
+    names.
 
-    Args:
-        where: flag and path of the settings file.
-
-    Raises:
-        ConfigError: the command line does not name the loss. A loss file is a program, and somebody else may have
-            written the settings.
-    """
+    A loss file is a program, and somebody else may have written the settings."""
     named = [LossFile.parse(term) for term in terms_of(getattr(arguments, "loss", ""))]
     known = {(os.path.realpath(own.file), own.name) for own in named if own}
     for term in (term for loss in losses for term in terms_of(loss)):

@@ -41,11 +41,7 @@ def run_encoding(
     *,
     precision: str | None = None,
 ) -> EmbeddingStore:
-    """Encode the queries or documents of a data set, or resume. All inputs are checked before any text is encoded.
-
-    Raises:
-        UserError: the data set, the model, the output directory or the number of actors is not usable.
-    """
+    """Encode the queries or documents of a data set, or resume. All inputs are checked before any text is encoded."""
     check_writable(output)
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
@@ -79,18 +75,13 @@ def run_encoding(
 
 
 def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
-    """Return a Ray session if actors are requested or would help, otherwise a context that does nothing.
-
-    Raises:
-        ConfigError: settings of actors are given, but this process encodes.
-    """
+    """Return a Ray session if actors are requested or would help, otherwise a context that does nothing."""
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         for name in ("actor_gpus", "actor_cpus"):
             if getattr(config, name) != getattr(EncodeConfig, name):
-                raise ConfigError(
-                    "has no effect without actors", setting(name), f"omit it, or give {setting('actors')}"
-                )
+                remedy = f"omit it, or give {setting('actors')}"
+                raise ConfigError("has no effect without actors", setting(name), remedy)
         return nullcontext()
     # Otherwise Ray warns for every pool that its actors' arguments are in the object store, where Ray Data puts them.
     # Errors reach this process as exceptions anyway.
@@ -100,17 +91,12 @@ def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
 
 
 def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
-    """Return the requested pool, or one that the cluster has resources for; None outside a Ray session.
-
-    Raises:
-        ConfigError: the requested actors do not fit on this machine, or need GPUs on a cluster without GPUs.
-    """
+    """Return the requested pool, or one that the cluster has resources for; None outside a Ray session."""
     if not ray.is_initialized():
         return None
     if config.actor_gpus and not count_gpus():  # otherwise Ray would wait for one
-        raise ConfigError(
-            "the cluster has no GPU", setting("actor_gpus"), "omit it to use CPUs, or add a node with a GPU"
-        )
+        remedy = "omit it to use CPUs, or add a node with a GPU"
+        raise ConfigError("the cluster has no GPU", setting("actor_gpus"), remedy)
     gpus = config.actor_gpus
     if gpus is None:
         gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0

@@ -52,9 +52,6 @@ class RestartPolicy:
         return self._idle <= self._idle_limit
 
 
-# ------------------------------------------------------------------------------------------------------------ queues
-
-
 @ray.remote(num_cpus=0)
 class EventQueueActor:
     """Ray actor that stores events until the driver takes them, and decides whether workers may start again."""
@@ -68,15 +65,10 @@ class EventQueueActor:
         self._controller: Any = None
 
     async def send(self, event: Any, before: Any = None) -> int:
-        """Append an event and return its number, from 1.
+        """Append an event and return its number, from 1. Raise `RuntimeError` if the driver has closed the queue.
 
-        Args:
-            before: result of the sender's previous call, for which Ray waits. Otherwise an actor with coroutines may
-                run calls in another order than they were made.
-
-        Raises:
-            RuntimeError: the driver has closed the queue.
-        """
+        `before` is the result of the sender's previous call, for which Ray waits. Otherwise an actor with coroutines
+        may run calls in another order than they were made."""
         if self._is_closed:
             raise RuntimeError("The driver has closed the event queue.")
         self._events.append(event)
@@ -95,11 +87,8 @@ class EventQueueActor:
             await self._changed.wait()
 
     async def take(self, handled: int) -> list[Any]:
-        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a sender waits.
-
-        Args:
-            handled: number of events that the driver has handled since the start.
-        """
+        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a sender waits. `handled` counts
+        the events that the driver has handled since the start."""
         self._set_handled(handled)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._urgent.wait(), POLL_SECONDS)
@@ -165,11 +154,7 @@ class RayEventQueue:
             return self._last
 
     def flush(self, event: Any) -> None:
-        """Send an event, and wait until the driver has handled it and all earlier ones.
-
-        Raises:
-            Exception: the driver has closed the queue, or could not handle this or an earlier event.
-        """
+        """Send an event, and wait until the driver has handled it and all earlier ones. If it could not, raise."""
         ray.get(self.actor.wait_for.remote(self.send(event)))
 
     def may_start(self) -> bool:
@@ -213,16 +198,10 @@ class InlineEventQueue:
 EventQueue = RayEventQueue | InlineEventQueue
 
 
-# ------------------------------------------------------------------------------------------------------------ driver
-
-
 @dataclass(frozen=True)
 class OpenQueue:
-    """Event queue that the driver reads.
-
-    Args:
-        has_failed: set when an event could not be handled; no event is handled afterwards.
-    """
+    """Event queue that the driver reads. After an event that could not be handled, `has_failed` is set, and no other is
+    handled."""
 
     queue: Any
     has_failed: threading.Event
@@ -232,10 +211,7 @@ class OpenQueue:
 def open_event_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
     """Open a queue whose events a thread of the driver handles in order. All are handled before the block ends.
 
-    Raises:
-        Exception: `on_event` raised it; it is raised again at the end of the block.
-        UserError: the actor was killed, by a user or because memory ran out.
-    """
+    What `on_event` raised is raised again at the end of the block, and a `UserError` if the actor was killed."""
     # The actor runs on the driver's node, so that the loss of any other node does not end the run.
     same_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = EventQueueActor.options(scheduling_strategy=same_node).remote()  # type: ignore[attr-defined]
@@ -276,9 +252,8 @@ def open_inline_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
 
 def _actor_died(error: RayActorError) -> UserError:
     """Return the error in one line. The actor is not restarted, because it held steps not yet in `steps.jsonl`."""
-    user_error = UserError(
-        "the Ray actor that passes steps from the workers to this command was killed",
-        remedy="check whether memory ran out, and repeat the command: it continues from the checkpoint",
-    )
+    what = "the Ray actor that passes steps from the workers to this command was killed"
+    remedy = "check whether memory ran out, and repeat the command: it continues from the checkpoint"
+    user_error = UserError(what, remedy=remedy)
     user_error.__cause__ = error
     return user_error

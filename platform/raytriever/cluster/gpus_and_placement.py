@@ -38,11 +38,7 @@ def count_gpus() -> int:
 
 
 def gpus_of_trial(trial_gpus: float | None) -> float:
-    """Return the GPUs of each worker of a trial or of a variant of a study; 0 on a cluster without GPUs.
-
-    Raises:
-        ConfigError: a fraction of a GPU is requested, but the cluster has none.
-    """
+    """Return the GPUs of each worker of a trial or of a variant of a study; 0 on a cluster without GPUs."""
     if trial_gpus is None:
         return 1.0 if count_gpus() else 0.0
     if not count_gpus():
@@ -64,11 +60,8 @@ def room_for(resources: Mapping[str, float]) -> int:
 
 
 def spare_gpus(needed: int) -> int:
-    """Return the number of whole GPUs that are free now and not needed by training.
-
-    Args:
-        needed: GPUs of the training processes. They are kept free even while these processes restart.
-    """
+    """Return the number of whole GPUs that are free now. Those that training needs are kept free even while its
+    processes restart."""
     total = ray.cluster_resources()
     free = ray.available_resources() or total  # a session that has just begun may know of none yet
     return max(0, int(min(free.get("GPU", 0), total.get("GPU", 0) - needed)))

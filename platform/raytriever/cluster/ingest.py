@@ -172,14 +172,8 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of a preparation.
-
-    Args:
-        path: path of the data set.
-        lines: lines of its summary table, by title.
-        quarantined: line on the quarantined rows, if there are any.
-        splits: names of the splits that have judgements.
-    """
+    """Result of a preparation: the data set, the lines of its summary table by title, a line on quarantined rows if
+    there are any, and the splits that have judgements."""
 
     path: Path
     lines: dict[str, str]
@@ -197,11 +191,7 @@ def run_preparation(
     columns: str = "",
     division: SplitConfig | None = None,
 ) -> Prepared:
-    """Prepare a data set and describe it: on this machine, or with Ray if the data set is large.
-
-    Raises:
-        UserError: the data set, the model or the output directory is not usable.
-    """
+    """Prepare a data set and describe it: on this machine, or with Ray if the data set is large."""
     check_writable(output)
     files = read_files(model)
     description = describe_model(files, model)

@@ -42,15 +42,11 @@ VERSION_MISMATCH = "Version mismatch"  # in Ray's `RuntimeError`
 
 @contextmanager
 def ray_session(num_workers: int) -> Iterator[None]:
-    """Connect to Ray for the block. An existing session is used, and stays open.
+    """Connect to Ray for the block. An existing session is used, and stays open. Raise `ConfigError` if no cluster
+    answers at `RAY_ADDRESS`, it refuses the token, or Ray does not start here.
 
-    Args:
-        num_workers: number of training processes. A local cluster gets logical CPUs for them and for their
-            coordinators, because Ray would wait without a message if one were missing.
-
-    Raises:
-        ConfigError: no cluster answers at `RAY_ADDRESS`, it refuses the token, or Ray does not start here.
-    """
+    A local cluster gets logical CPUs for the `num_workers` training processes and for their coordinators, because Ray
+    would wait without a message if one were missing."""
     if ray.is_initialized():
         yield
         return
@@ -121,18 +117,10 @@ class _JobConfig(JobConfig):
 
 
 def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1.0) -> T:
-    """Call a function in a Ray task with a GPU if the cluster has GPUs, else in this process; return its result.
+    """Call a function in a Ray task with `gpus` GPUs if the cluster has GPUs, else in this process; return its result.
 
     This process may run on a node without a GPU. If it has one, a task still has an advantage: when it ends, all memory
-    of the GPU is free for a worker.
-
-    Args:
-        remote: function for the task; it and its result can be pickled.
-        here: function for this process.
-        gpus: GPUs of the task; a fraction if several tasks share one.
-
-    Raises:
-        UserError: the function raised it.
+    of the GPU is free for a worker. `remote`, for the task, and its result can be pickled; `here` is for this process.
     """
     import torch
 
@@ -178,13 +166,8 @@ def _restrict_token_file() -> None:
 
 
 def check_cluster() -> None:
-    """Check that a process listens at `RAY_ADDRESS`. Ray itself would try for a minute or two.
-
-    Call this before any work, because the session may start only an hour later.
-
-    Raises:
-        ConfigError: the address has no port, or accepts no connection within `CONNECT_SECONDS`.
-    """
+    """Raise `ConfigError` unless a process listens at `RAY_ADDRESS`, within `CONNECT_SECONDS`. Ray itself would try for
+    a minute or two. Call this before any work, because the session may start only an hour later."""
     address = os.environ.get("RAY_ADDRESS")
     if not address or address == "local" or ray.is_initialized():
         return
@@ -194,9 +177,8 @@ def check_cluster() -> None:
         raise _no_answer(address) from error
     host, colon, port = target.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
-        raise ConfigError(
-            "is no address of a Ray cluster", f"RAY_ADDRESS={address}", "give HOST:PORT, ray://HOST:PORT, auto or local"
-        )
+        remedy = "give HOST:PORT, ray://HOST:PORT, auto or local"
+        raise ConfigError("is no address of a Ray cluster", f"RAY_ADDRESS={address}", remedy)
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:
@@ -210,11 +192,7 @@ def _no_answer(address: str, reason: str = "") -> ConfigError:
 
 
 def _start(start: Callable[[], object]) -> None:
-    """Start Ray. If that takes too long, as on a busy machine, try once more.
-
-    Raises:
-        ConfigError: the second start took too long as well.
-    """
+    """Start Ray. If that takes too long, as on a busy machine, try once more."""
     for is_last in (False, True):
         try:
             start()
@@ -240,14 +218,9 @@ def _own_logs() -> str:
 class DriverContext:
     """Working directory and file locks of the driver, for Ray workers that write on its behalf.
 
-    The driver creates it, and each worker enters it.
-
-    Args:
-        directory: folder at which relative paths start.
-        copies: folder with local copies of object stores; its path is the same on every node.
-        claims: locks of the driver. If a worker outlives a killed driver, it commits nothing in a directory that
-            another command has locked since.
-    """
+    The driver creates it, and each worker enters it. `copies`, the folder with local copies of object stores, has the
+    same path on every node. If a worker outlives a killed driver, then by the `claims` it commits nothing in a
+    directory that another command has locked since."""
 
     directory: str = field(default_factory=os.getcwd)
     copies: str = field(default_factory=lambda: str(copies_folder()))

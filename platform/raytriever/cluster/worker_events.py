@@ -50,12 +50,8 @@ class CheckpointEvent:
 
 @dataclass(frozen=True)
 class GroupWanted:
-    """The controller asks Ray for the processes of a worker group, perhaps again.
-
-    Args:
-        resources: resources that each process reserves, such as CPUs and GPUs.
-        room: number of these processes that the cluster had room for before the request.
-    """
+    """The controller asks Ray for the processes of a worker group, perhaps again. Each reserves `resources`, such as
+    CPUs and GPUs. Before the request, the cluster had room for `room` of them."""
 
     workers: int
     resources: Mapping[str, float]
@@ -71,11 +67,8 @@ class GroupStarted:
 
 @dataclass(frozen=True)
 class RestartsExhausted:
-    """Worker groups failed too often without a new step.
-
-    Args:
-        process_died: True if a process died. Otherwise an exception was raised, which is a defect.
-    """
+    """Worker groups failed too often without a new step, because a process died or, by a defect, an exception was
+    raised."""
 
     last_step: int
     process_died: bool

@@ -28,15 +28,7 @@ NUMBA_CACHE, NUMBA_LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> list[str]:
     """Move a submitted job to its lasting folder. In any other process, do nothing.
 
-    Args:
-        words: words of the command line.
-
-    Returns:
-        The same words, with absolute paths for files of the upload.
-
-    Raises:
-        StorageError: the folder cannot be written, or its path is relative.
-    """
+    Return the words of the command line, with absolute paths for files of the upload."""
     upload = Path.cwd()
     if SUBMITTED not in os.environ or UPLOADS not in upload.parts:
         return list(words)

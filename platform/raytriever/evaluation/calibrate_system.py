@@ -67,12 +67,11 @@ def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> N
     """Raise `DataError` if more than 5 % of the queries of one split have the same text as a query of the other."""
     [overlap] = overlaps([(dataset, chosen_on)], [(dataset, checked_on)])
     if overlap.share > MOST_SHARED:
-        raise DataError(
-            f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r} "
-            f"too, more than {MOST_SHARED:.0%}, so thresholds chosen there cannot be checked",
-            dataset.name,
-            "choose them on another split, or remove these queries from one",
+        shared = (
+            f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r}"
         )
+        what = f"{shared} too, more than {MOST_SHARED:.0%}, so thresholds chosen there cannot be checked"
+        raise DataError(what, dataset.name, "choose them on another split, or remove these queries from one")
 
 
 @activity("calibrating the scores")
@@ -85,11 +84,8 @@ def make_calibration(
 ) -> Calibration:
     """Fit maps from confidence and from score to probability, and combine them with the thresholds.
 
-    Args:
-        system: name and digest of the system (see `DenseSystem.digest`).
-        splits: the split that was requested for choosing thresholds, and the one for testing them.
-        passages: thresholds of the passages to keep; the first whose target is reached is used.
-    """
+    `system` is a name and a digest (see `DenseSystem.digest`); the first split was requested for choosing, the second
+    for testing. Of the thresholds of the passages to keep, the first whose target is reached is used."""
     (chosen, values), (checked, seen) = answers.chosen, answers.checked
     first = _fit(*_finite(values, chosen.right))
     later = _fit(*_later(chosen)[:2])

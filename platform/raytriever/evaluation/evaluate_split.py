@@ -76,16 +76,10 @@ class PreparedSystem(System, Interface):
 class Evaluation:
     """Results of one system on one split.
 
-    Args:
-        queries: positions in the data set, in the order of `per_query` and `ranking`.
-        ranking: positions of the best documents, best first, padded with -1.
-        positive_queries, negative_queries: index into `queries` for each pooled score.
-        per_query: values by query, for each metric that has them.
-        unanswered: rankings of the queries without an answer, by kind. The kind `removed` ranks all of `queries`
-            without their relevant documents and the copies of these.
-        search_seconds: duration of the search of `queries`.
-        notes: sentences about what the system lacks.
-    """
+    Queries are positions in the data set, in the order of `per_query` (for each metric that has values by query) and of
+    `ranking` (positions of the best documents, best first, padded with -1). Pooled scores have the index of their
+    query. `unanswered` are rankings of the queries without an answer, by kind; `removed` ranks all of `queries` without
+    their relevant documents and the copies of these. `notes` are sentences about what the system lacks."""
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]
@@ -111,11 +105,7 @@ def evaluate(
 ) -> Evaluation:
     """Search every judged query of a split and compute the metrics. All evaluations of the package call this function.
 
-    `judged` are the judged queries of the split under this protocol, if they were already selected.
-
-    Raises:
-        DataError: no query of the split has a relevant document, or the protocol needs answers and there are none.
-    """
+    `judged` are the judged queries of the split under this protocol, if they were already selected."""
     protocol = protocol or Protocol()
     judged = judged or select_judged_queries(dataset, split, protocol)
     queries, relevance = judged.queries, judged.relevance

@@ -40,12 +40,8 @@ REASON_CHARACTERS = 160
 class EvaluationDataset:
     """Data set of an evaluation, with the settings for reading it.
 
-    Args:
-        parts: paths or hub names of its parts by name; an undivided data set has one part with its own name.
-        task: its name in MTEB, if it is one of BEIR's.
-        bm25_language: language of BM25's analyzer; None to detect it.
-        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
-    """
+    Its parts are paths or hub names by name; an undivided one has one part with its own name. `task` is its name in
+    MTEB, if it is one of BEIR's. The language of BM25's analyzer is detected if it is None."""
 
     name: str
     parts: dict[str, str]
@@ -86,9 +82,8 @@ class EvaluationDataset:
 
     def rename(self, name: str) -> EvaluationDataset:
         """Return the data set under another name."""
-        return replace(
-            self, name=name, parts=self.parts if self.is_divided else {name: next(iter(self.parts.values()))}
-        )
+        parts = self.parts if self.is_divided else {name: next(iter(self.parts.values()))}
+        return replace(self, name=name, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -134,18 +129,12 @@ def describe_datasets(
     described = []
     for source in sources:
         path, parts = expanded(source), find_parts(source)
-        named = Path(os.path.abspath(path)).name if path.exists() else _registered_name(source)
-        name = safe_name(named)
+        registered = source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0]
+        name = safe_name(Path(os.path.abspath(path)).name if path.exists() else registered)
         files = dict(zip(unique_names(distinct_names(parts)), parts, strict=True)) or {name: source}
-        task = BEIR[name].task if name in BEIR else None
-        described.append(
-            EvaluationDataset(name, files, split, task, protocol or Protocol(), bm25_language, max_bad_rows)
-        )
+        task, rules = BEIR[name].task if name in BEIR else None, protocol or Protocol()
+        described.append(EvaluationDataset(name, files, split, task, rules, bm25_language, max_bad_rows))
     return described
-
-
-def _registered_name(source: str) -> str:
-    return source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0]
 
 
 def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
@@ -156,11 +145,8 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
     for index, one in enumerate(datasets):
         measured = one.sources, one.split, one.protocol
         if any(measured == (other.sources, other.split, other.protocol) for other in datasets[:index]):
-            raise ConfigError(
-                f"two data sets are called {one.name!r}",
-                setting("datasets"),
-                f"give each data set once, or evaluate them one by one, each with its own {setting('output')}",
-            )
+            remedy = f"give each data set once, or evaluate them one by one, each with its own {setting('output')}"
+            raise ConfigError(f"two data sets are called {one.name!r}", setting("datasets"), remedy)
     names = [one.name for one in datasets]
     longer = distinct_names([one.folder for one in datasets])
     new_names = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]

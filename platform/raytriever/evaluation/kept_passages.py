@@ -33,13 +33,9 @@ KEPT_ABOUT = f" Relevant passages kept: the mean over the questions; of each at 
 
 @dataclass(frozen=True)
 class PassageDecision:
-    """Thresholds of the passages to keep.
+    """Thresholds of the passages to keep, each with what it keeps for the tested questions (None if out of reach).
 
-    Args:
-        thresholds: threshold for each target, with what it keeps for the tested questions; None if out of reach.
-        chosen: the ranked passages that chose the thresholds.
-        is_checked_apart: whether other questions tested them.
-    """
+    The ranked passages `chosen` chose them; `is_checked_apart` says whether other questions tested them."""
 
     thresholds: list[tuple[Threshold, PassagesKept | None]]
     chosen: RankedPassages
@@ -98,8 +94,3 @@ def kept_cells(kept: PassagesKept | None) -> list[Cell]:
         return [Cell("-"), Cell("-")]
     share = Cell(f"{kept.share:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.share)
     return [share, Cell(f"{kept.passages:.1f}", kept.passages)]
-
-
-def kept_points(kept: PassagesKept) -> dict[str, float | None]:
-    """Return the numbers by their names in the tracker."""
-    return {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}

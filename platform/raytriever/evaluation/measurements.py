@@ -77,10 +77,7 @@ class PartMeasurement:
 class DatasetMeasurement:
     """Results of all models on one data set of an evaluation, part by part.
 
-    Args:
-        bm25, prompts: see `results.About`.
-        digests: `digest` of each system; empty unless thresholds are chosen.
-    """
+    `bm25` and `prompts` are as in `results.About`; there are `digests` of the systems only if thresholds are chosen."""
 
     source: EvaluationDataset
     parts: list[PartMeasurement]
@@ -140,10 +137,6 @@ class DatasetMeasurement:
     def pools(self, model: str) -> ScoredPools:
         """Return the scores of all parts in one pool."""
         return pool_scores([part.evaluations[model] for part in self.parts])
-
-    def calibration_pools(self, model: str) -> ScoredPools:
-        """Return the scores of all parts on the split that chooses thresholds, in one pool."""
-        return pool_scores([part.calibration[model] for part in self.parts])
 
 
 def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:

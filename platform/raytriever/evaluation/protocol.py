@@ -61,12 +61,9 @@ _NO_DOCUMENT = -2
 class Protocol:
     """Metrics of an evaluation, and the rules for judgements and results.
 
-    Args:
-        metrics: names of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
-        depth: number of results per query in run files; a metric with a larger cutoff increases it.
-        level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
-        drop_own: leave a document with the query's own id out of its results.
-    """
+    Metrics are those of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`; a cutoff above
+    the `depth` of run files increases it. A document is relevant from the grade `level` on; nDCG uses the grades
+    themselves. `drop_own` leaves a document with the query's own id out of its results."""
 
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     depth: int = RUN_DEPTH
@@ -98,17 +95,12 @@ class Protocol:
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """Queries of a split that have a relevant document, with all their judgements.
+    """Queries of a split that have a relevant document, by ascending position, with all their judgements.
 
     Judged documents that the corpus lacks have the positions from `len(dataset.documents)` on. They are in no ranking,
-    but count among the relevant documents, as in trec_eval.
-
-    Args:
-        queries: positions in the data set, ascending.
-        relevance: judgements whose queries are indices into `queries`.
-        unanswerable: positions of the queries without an answer in the corpus, by kind; see
-            `evaluation.requested_models`. Ranking metrics leave them out.
-    """
+    but count among the relevant documents, as in trec_eval. The queries of `relevance` are indices into `queries`.
+    Ranking metrics leave out the queries that are `unanswerable` in the corpus, by kind; see
+    `evaluation.requested_models`."""
 
     dataset: RetrievalDataset
     level: int
@@ -185,11 +177,9 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
     answered = dataset.answers.queries if dataset.answers is not None else np.zeros(0, np.int64)
     unanswered = np.setdiff1d(queries, answered)
     if len(unanswered):
-        raise DataError(
-            f"query {dataset.queries.ids[int(unanswered[0])]!r} has no answers",
-            f"{dataset.name}, split {split!r}",
-            f"leave acc@K out of {METRICS_FLAG}, or add answers.jsonl (docs/reference/formats.md)",
-        )
+        what = f"query {dataset.queries.ids[int(unanswered[0])]!r} has no answers"
+        remedy = f"leave acc@K out of {METRICS_FLAG}, or add answers.jsonl (docs/reference/formats.md)"
+        raise DataError(what, f"{dataset.name}, split {split!r}", remedy)
 
 
 def read_metrics(text: str) -> tuple[str, ...]:
@@ -294,11 +284,9 @@ def removed_share(words: Iterable[str]) -> float:
         except ValueError:
             given = float("nan")
         if share or not 0 < given < 1:
-            raise ConfigError(
-                "is given twice" if share else "is not a share of the questions",
-                setting("unanswerable", word),
-                "give one share above 0 and below 1, such as removed=0.2",
-            )
+            what = "is given twice" if share else "is not a share of the questions"
+            remedy = "give one share above 0 and below 1, such as removed=0.2"
+            raise ConfigError(what, setting("unanswerable", word), remedy)
         share = given
     return share
 

@@ -38,11 +38,8 @@ def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDatas
     """Raise `DataError` if a corpus has fewer than two documents, which int8 needs for its ranges."""
     for dataset in datasets:
         if any(form.dtype == INT8 for form in forms) and len(dataset.documents) < FEWEST:
-            raise DataError(
-                "has no calibration sample for int8, which needs two documents",
-                dataset.name,
-                f"leave int8 out of {setting('dtype')}",
-            )
+            what = "has no calibration sample for int8, which needs two documents"
+            raise DataError(what, dataset.name, f"leave int8 out of {setting('dtype')}")
 
 
 @dataclass

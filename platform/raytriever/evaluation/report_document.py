@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from raytriever.core.terminal import markdown_cell, one_line, text_table
 from raytriever.evaluation.differences.system_significance import CORRECTED, marks_legend, pair_lines, pairs_with
-from raytriever.evaluation.kept_passages import KEPT_ABOUT, KEPT_TITLES, kept_cells, kept_points
+from raytriever.evaluation.kept_passages import KEPT_ABOUT, KEPT_TITLES, kept_cells
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
@@ -35,15 +35,8 @@ KIND_TITLES = {
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One section of a report.
-
-    Args:
-        text: lines for the terminal.
-        markdown: lines of `table.md`, ending with a line feed.
-        about: paragraphs at the top of the page.
-        tables: tables of the page.
-        latex: tables of `table.tex`.
-    """
+    """One section of a report: lines for the terminal, lines of `table.md`, paragraphs at the top of the page, and the
+    tables of the page and of `table.tex`."""
 
     text: str = ""
     markdown: str = ""
@@ -84,16 +77,12 @@ def _metrics(results: Results) -> list[ReportSection]:
     for dataset, facts in results.about.items():
         over = f", the mean over {len(facts.parts)} parts" if facts.parts else ""
         notes = notes_on(facts)
-        texts.append(
-            "\n".join([f"\n{facts.split} split of {dataset}{over}", tables.of_dataset(dataset).as_text(), *notes])
-        )
+        texts += [f"\n{facts.split} split of {dataset}{over}", tables.of_dataset(dataset).as_text(), *notes]
         lines += "".join(f"\n{dataset}: {line}\n" for line in notes)
         measured = f"{facts.queries:,} queries of split {facts.split}, searched in all {facts.documents:,} documents."
         about.append(" ".join([f"{dataset}: {measured}", *notes]))
-    paper, analyzers = (
-        tables.in_print({name: facts.split for name, facts in results.about.items()}),
-        _analyzers(results),
-    )
+    paper = tables.in_print({name: facts.split for name, facts in results.about.items()})
+    analyzers = _analyzers(results)
     legend = [f"{marks_legend(tables.baselines)}; paired t-test, {CORRECTED}"] if tables.marks else []
     return [
         ReportSection(
@@ -379,19 +368,16 @@ def _threshold(row: ThresholdRow) -> _Values:
         shares["checked"] = row.checked
     for name, share in shares.items():
         values |= _share(name, share)
-    values |= kept_points(row.kept) if row.kept else {}
-    return values | {
-        "calibration_error": error.value,
-        "calibration_error_low": error.low,
-        "calibration_error_high": error.high,
-    }
+    if kept := row.kept:
+        values |= {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}
+    errors = {"": error.value, "_low": error.low, "_high": error.high}
+    return values | {f"calibration_error{part}": value for part, value in errors.items()}
 
 
 def _share(name: str, share: Proportion) -> _Values:
     counts: _Values = {f"{name}_part": share.part, f"{name}_whole": share.whole}
-    return (
-        {**counts, name: share.value, f"{name}_low": share.low, f"{name}_high": share.high} if share.whole else counts
-    )
+    bounds: _Values = {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+    return counts | bounds if share.whole else counts
 
 
 def _named(prefix: str, values: _Values) -> _Values:

@@ -42,6 +42,8 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "◆": r"$\blacklozenge$",
+    "◇": r"$\lozenge$",
 }
 _LATEX_MARKS = {"+": "+", "-": "-", "◆": r"\blacklozenge", "◇": r"\lozenge"}
 _MARKDOWN_RANKS = {0: "**{}**", 1: "<u>{}</u>", None: "{}"}
@@ -50,15 +52,10 @@ _LATEX_RANKS = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a table with a number.
+    """Cell of a table with a number. Cells without a value, the sort key on a page, come last.
 
-    Args:
-        value: sort key on a page; cells without a value come last.
-        mark: superscript after the text.
-        hint: explanation of the mark, shown on a page as a tooltip.
-        rank: 0 is bold, 1 is underlined in printed tables; None is neither.
-        behind: text after the mark.
-    """
+    A `mark` is a superscript after the text, with the `hint` as its tooltip; the text `behind` follows. In printed
+    tables, rank 0 is bold and 1 underlined."""
 
     text: str
     value: float | None = None
@@ -72,13 +69,9 @@ class Cell:
 class ReportTable:
     """Table of a report. A `str` in a row is text, and a page sorts it as text.
 
-    Args:
-        title: caption in print, and heading on a page.
-        columns: titles of the columns; the first is above the names of the rows.
-        note: explanation below the table of a page.
-        group: heading of a group of tables of which a page shows one at a time.
-        spans: in printed tables, titles above groups of columns after the first, with their numbers of columns.
-    """
+    The title is a caption in print and a heading on a page, which also has the note below. Of a `group` of tables, a
+    page shows one at a time. `spans` are titles above groups of columns after the first in print, with their numbers of
+    columns."""
 
     title: str
     columns: Sequence[str]
@@ -201,15 +194,7 @@ def _html(cell: str | Cell) -> str:
 
 
 def _escaped(text: str) -> str:
-    text = one_line(text)
-    for mark, command in (("◆", r"$\blacklozenge$"), ("◇", r"$\lozenge$")):
-        text = text.replace(mark, f"\0{command}\0")
-    # Commands are enclosed by null characters, so every second piece is one, which must not be escaped.
-    pieces = text.split("\0")
-    return "".join(
-        piece if index % 2 else "".join(_LATEX.get(character, character) for character in piece)
-        for index, piece in enumerate(pieces)
-    )
+    return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
 WIDE, AVERAGE, NOTHING = 4, "Average", "–"

@@ -75,14 +75,8 @@ SystemTree: TypeAlias = ModelConfig | Bm25 | VectorFolder | RunFile | Fusion | R
 
 
 def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
-    """Return the tree of a name without `NAME=`.
-
-    Args:
-        settings: settings of all encoders; `similarity` also applies to vectors.
-
-    Raises:
-        ConfigError: a part is missing, the fusion repeats a system, or a depth is 0.
-    """
+    """Return the tree of a name without `NAME=`. `settings` are those of all encoders; `similarity` also applies to
+    vectors."""
     settings = settings or EncoderConfig()
     if _exists(word):
         return _parse_leaf(word, settings)

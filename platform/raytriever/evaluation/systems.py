@@ -57,21 +57,12 @@ class RetrievalBackend:
 
 class Encoders:
     """Cache of encoders by their settings. The least recently used ones are dropped, and loaded again when needed.
-
-    Attributes:
-        systems: by name of the model, how it reads texts and the width of its embeddings.
-        cross_encoders: cross-encoders of rerankings by name; they stay in memory.
-    """
+    `systems` says by model how it reads texts and its width; cross-encoders of rerankings stay in memory."""
 
     def __init__(
-        self,
-        models: Sequence[EvaluatedModel],
-        precision: str,
-        device: torch.device,
-        log: Callable[[str], None],
-        kept_bytes: int = KEPT_BYTES,
+        self, models: Sequence[EvaluatedModel], precision: str, device: torch.device, log: Callable[[str], None]
     ) -> None:
-        self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
+        self._precision, self._device = precision, device
         self.device_type = device.type
         self._loaded: dict[str, TextEncoder] = {}  # the most recently used one is last
         self.systems: dict[str, dict[str, Any]] = {}
@@ -95,11 +86,8 @@ class Encoders:
                 width = retriever.width
                 for form in (one.form for one in models if one.form and one.form.model == model.name):
                     if form.width is not None and form.width > width:
-                        raise ConfigError(
-                            f"{form.width} is out of range, embeddings of {model.name} have {width} components",
-                            setting("truncate_dim"),
-                            f"give at most {width}",
-                        )
+                        what = f"{form.width} is out of range, embeddings of {model.name} have {width} components"
+                        raise ConfigError(what, setting("truncate_dim"), f"give at most {width}")
                 system = {"model": model.location, "width": width, "precision": precision}
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
@@ -110,7 +98,7 @@ class Encoders:
         if retriever is None:
             retriever = open_encoder(config, self._precision, self._device)
         self._loaded[name] = retriever
-        while len(self._loaded) > 1 and sum(one.nbytes for one in self._loaded.values()) > self._kept_bytes:
+        while len(self._loaded) > 1 and sum(one.nbytes for one in self._loaded.values()) > KEPT_BYTES:
             del self._loaded[next(iter(self._loaded))]
         return retriever
 

@@ -33,9 +33,6 @@ POLL_SECONDS = 0.02  # interval of polls while training waits for a job
 LOG_SECONDS = 60.0  # interval of log lines while training waits for a job
 
 
-# ---------------------------------------------------------------------------------------------------------- messages
-
-
 class JobStatus(IntEnum):
     """Status of one worker in a phase of a job."""
 
@@ -77,23 +74,16 @@ class JobClient(Protocol[Result]):
         """Start job `number` on a committed checkpoint. Does not wait."""
 
     def poll(self) -> Result | None:
-        """Return the result of the job; None while it is running. Does not wait.
-
-        Raises:
-            UserError, JobError: the job failed.
-        """
+        """Return the result of the job; None while it is running. Does not wait. If the job failed, raise."""
 
 
 @dataclass(frozen=True)
 class JobPhase:
     """One phase of a job.
 
-    Args:
-        check: returns this worker's message. It is called after each step, with the number of steps done, until the
-            message is no longer `RUNNING`. It does not wait.
-        start: called on every worker, with the number of steps done, when the previous phase has ended.
-        needs_all: if True, the phase ends when all workers have the same result; else when the first worker has one.
-    """
+    `check` returns this worker's message, without waiting. It is called after each step, with the number of steps done,
+    until the message is no longer `RUNNING`. `start` is called on every worker when the previous phase has ended. The
+    phase ends when one worker has a result, or with `needs_all` when all have the same."""
 
     check: Callable[[int], JobMessage]
     start: Callable[[int], None] = lambda step: None
@@ -124,19 +114,12 @@ def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
 
 
-# --------------------------------------------------------------------------------------------------------------- job
-
-
 class BackgroundJob(ABC):
     """State machine of one kind of background work, on one worker. One job runs at a time.
 
-    All workers make every call in the same order, and call each hook of the training loop after the same step.
-
-    Args:
-        client: on the first worker, access to the process that does the work; None on the others.
-        workers: the group that exchanges messages on the CPU.
-        phases: phases that follow the work itself.
-    """
+    All workers make every call in the same order, and call each hook of the training loop after the same step. They
+    exchange messages on the CPU. The first has the client of the process that does the work, the others None. `phases`
+    follow the work itself."""
 
     def __init__(
         self,
@@ -187,14 +170,8 @@ class BackgroundJob(ABC):
         """True while a job is running."""
         return self._phase is not None
 
-    # ------------------------------------------------------------------------------------- hooks of the training loop
-
     def start(self, progression: Progression) -> Progression:
-        """Resume from the progression of the checkpoint; called once, before the first batch.
-
-        Returns:
-            The progression to train from.
-        """
+        """Return the progression to train from, given that of the checkpoint; called once, before the first batch."""
         self.recover(progression.step)
         return progression
 
@@ -207,11 +184,8 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def after_step(self, progression: Progression) -> Progression:
-        """Act after a step. If a checkpoint is due, it is being written.
-
-        Returns:
-            The progression, with `stopped` set if training ends.
-        """
+        """Act after a step, and return the progression, with `stopped` set if training ends. A checkpoint that is due
+        is being written."""
 
     def finish(self, progression: Progression) -> Progression:
         """Act after the last step, when all checkpoints are committed; returns the final progression."""
@@ -232,8 +206,6 @@ class BackgroundJob(ABC):
     @abstractmethod
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return metrics of `step`, counted from 0, for the tracker."""
-
-    # ---------------------------------------------------------------------------------------------------------- phases
 
     def submit(self, number: int, step: int) -> None:
         """Start job `number` on the checkpoint of `step`, as soon as that checkpoint is committed."""

@@ -46,13 +46,8 @@ MOMENTS = "optimizer"
 class Progression:
     """Progress of a run: the step, and the state of early stopping.
 
-    Args:
-        step: number of optimizer steps done.
-        best_step: step of the best checkpoint (the first of equal ones); 0 before the first validation.
-        best_value: value of the deciding metric at that step; higher is better, so a dev loss is negated.
-        validations_without: number of validations since the best one.
-        stopped: True if early stopping has ended the run.
-    """
+    The best checkpoint is the first of equal ones, step 0 before the first validation. Of its value, that of the
+    deciding metric, higher is better, so a dev loss is negated. `stopped`: early stopping has ended the run."""
 
     step: int = 0
     best_step: int = 0
@@ -70,12 +65,8 @@ class Progression:
 
 @dataclass(frozen=True)
 class State:
-    """Content of `state.json`.
-
-    Args:
-        origin: values by name that must be equal when the run resumes, such as the digest of its data.
-        metric: name of the metric that decides which checkpoint is best.
-    """
+    """Content of `state.json`. The values of `origin`, such as the digest of the data, must be equal when the run
+    resumes. The `metric` decides which checkpoint is best."""
 
     progression: Progression
     origin: Mapping[str, Any]
@@ -131,10 +122,8 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
     """Raise `StorageError` unless this host has every byte of a checkpoint. Files of a bucket are copied here first.
 
-    Args:
-        is_checked: True if another worker checks the digests, or this one has checked them. A checkpoint in a shared
-            folder is then not checked again. One in a bucket is, because each host has its own copy.
-    """
+    If it `is_checked`, here or by another worker, one in a shared folder is not checked again. One in a bucket is,
+    because each host has its own copy."""
     pull(path)
     read_manifest(path, verify=not is_checked or address_of(path) is not None)
 
@@ -165,9 +154,6 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
     return [(int(path.name[5:]), path) for path in paths if path.name[5:].isdigit()]
 
 
-# ----------------------------------------------------------------------------------------------------------- resumption
-
-
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
     """Return, by name, all values that a step depends on, except the model and the step number."""
     origin: dict[str, Any] = {"data": data_digest} if data_digest else {}
@@ -187,14 +173,8 @@ def resume(
 ) -> Progression:
     """Load the newest complete checkpoint, if there is one, and remove unfinished checkpoints of killed writers.
 
-    The first worker chooses for all, because workers may see different states of a folder.
-
-    Returns:
-        The progression of the checkpoint, or a new one if there is no checkpoint.
-
-    Raises:
-        StorageError: the checkpoint belongs to another model, other settings or other data.
-    """
+    The first worker chooses for all, because workers may see different states of a folder. A checkpoint of another
+    model, other settings or other data is an error. Without a checkpoint, the progression is a new one."""
     choice = _choose(folder, log) if workers.rank == 0 else (0, 0)
     step, best_is_whole = workers.all_reduce(torch.tensor(choice, device=device)).tolist()
     if step < 0:
@@ -223,9 +203,7 @@ def load_best(
 ) -> None:
     """Load the best weights into the module, which is unsharded on every worker and has the last weights.
 
-    Raises:
-        StorageError: the best checkpoint is damaged. If the same run is started again, it ends with its last weights.
-    """
+    If the best checkpoint is damaged, the same run, started again, ends with its last weights."""
     step = progression.best_step or progression.step
     if step in (0, progression.step):
         return

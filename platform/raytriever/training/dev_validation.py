@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from raytriever.core.errors import StorageError
 from raytriever.core.reading.json_and_yaml import read_json
@@ -25,19 +25,13 @@ from raytriever.training.background_jobs import BackgroundJob, JobClient, broadc
 from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.training_settings import DEV_LOSS, TrainingConfig
 
-T = TypeVar("T")
 FOLDER = "evaluations"
 
 
 @dataclass(frozen=True)
 class Record:
-    """Record of the validation of one checkpoint.
-
-    Args:
-        step: step of the checkpoint.
-        value: value of the deciding metric, higher is better; NaN if no metric of the validations decides.
-        measured: all metrics, by name.
-    """
+    """Record of the validation of one checkpoint: the value of the deciding metric (higher is better, NaN if none of
+    the validations decides), and all metrics by name."""
 
     step: int
     value: float
@@ -45,12 +39,8 @@ class Record:
 
 
 def summarize(values: Mapping[int, float], patience: int) -> Progression:
-    """Return the progression after all validations in the order of their steps, up to the end of patience.
-
-    Args:
-        values: value of each validated step; higher is better.
-        patience: number of validations without a better value after which training stops.
-    """
+    """Return the progression after the validations of these steps in their order, up to the end of patience. A higher
+    value is better."""
     progression = Progression()
     for step, value in sorted(values.items()):
         progression = progression.after_validation(step, value, patience)
@@ -71,7 +61,10 @@ def write_record(folder: Path, record: Record) -> None:
 
 def read_record(folder: Path, step: int) -> Record | None:
     """Return the record of a step's checkpoint, or None; raises `StorageError` if it is damaged."""
-    return _read(record_path(folder, step), Record)
+    try:
+        return read_json(record_path(folder, step), Record, "remove it to evaluate again")
+    except FileNotFoundError:
+        return None
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -81,35 +74,16 @@ def read_records(folder: Path) -> list[Record]:
     return sorted((record for record in records if record is not None), key=lambda record: record.step)
 
 
-def remove_later(folder: Path, step: int) -> None:
-    """Remove the records of checkpoints after `step`. A run that resumes at `step` writes them again."""
-    for record in read_records(folder):
-        if record.step > step:
-            remove(record_path(folder, record.step))
-
-
-def _read(file: Path, kind: type[T]) -> T | None:
-    try:
-        return read_json(file, kind, "remove it to evaluate again")
-    except FileNotFoundError:
-        return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class ValidationPlan:
-    """Plan of the validations of a run.
+    """Plan of the validations of a run, whose records are in `folder`; training waits if more than `behind` are
+    pending.
 
-    Args:
-        folder: folder of the records.
-        behind: number of validations that may be pending before training waits.
-        evaluator: on the first worker, access to the process that evaluates; None on the others. It gets the step and
-            the path of a committed checkpoint, writes the record to `folder`, and returns it.
-        on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
-            restart it is called again for earlier validations.
-        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. Training
-            does not stop before this step, so that its curves end where training does.
-        digest: digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
-    """
+    On the first worker, `evaluator` gets the step and the path of a committed checkpoint, writes the record and returns
+    it; on the others it is None. `on_metrics` is called on the first worker with each validated step and its metrics;
+    after a restart it is called again for earlier ones. Training does not stop before the step that an earlier process
+    of the run has logged last, the same on every worker, so that its curves end where training does. A run resumes only
+    with the same digest of the dev data and of the evaluation settings."""
 
     folder: Path
     behind: int
@@ -138,8 +112,6 @@ class ValidationJob(BackgroundJob):
         self._pending: list[int] = []  # steps; the running job validates the first of them
         self._stops_at: int | None = None  # the step at which training stops early
         self._retained_steps: frozenset[int] = frozenset()  # replaced as a whole: another thread reads it
-
-    # ------------------------------------------------------------------------------------------------------- hooks
 
     def start(self, progression: Progression) -> Progression:
         """Resume; raises `StorageError` if a record is damaged."""
@@ -175,8 +147,6 @@ class ValidationJob(BackgroundJob):
     def retained_steps(self) -> frozenset[int]:
         """Steps of the checkpoints that wait for validation and, if validations decide, of the best checkpoint."""
         return self._retained_steps
-
-    # --------------------------------------------------------------------------------------------------------- job
 
     def recover(self, step: int) -> None:
         """Use the recorded values, and validate the checkpoints that have none."""
@@ -238,9 +208,12 @@ class ValidationJob(BackgroundJob):
     def _recorded_state(self, step: int) -> dict[str, Any]:
         """Return the recorded values, the pending steps and the step of the early stop as JSON, on the first worker."""
         folder, settings = self._plan.folder, self._settings
-        remove_later(folder, step)
-        records, stops_at = read_records(folder), None
-        for record in records:
+        records, stops_at = [], None
+        for record in read_records(folder):
+            if record.step > step:
+                remove(record_path(folder, record.step))  # the resumed run writes it again
+                continue
+            records.append(record)
             self._plan.on_metrics(record.step, record.measured)
         values = {record.step: record.value for record in records}
         if self._is_deciding:

@@ -63,13 +63,10 @@ _LENGTHS = ("epochs", "max_steps")
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run or of one of its stages.
+    """All settings of a run, or of one of the stages of its curriculum, which have names.
 
-    Args:
-        name: name of a stage; empty for a run.
-        stages: stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a
-            run with stages, `data` is only evaluated, and `model` is the initial encoder.
-    """
+    A run without stages is one training. In a run with stages, `data` is only evaluated, and `model` is the initial
+    encoder."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -139,17 +136,13 @@ def _check_training(config: Config) -> None:
     check_changed(config.training, only=["offload_optimizer"])
     check_loss(config.loss)
     if config.training.precision == "int8":
-        raise ConfigError(
-            "int8 has no gradients", setting("precision"), "train in fp32 or bf16, and encode in int8 afterwards"
-        )
+        remedy = "train in fp32 or bf16, and encode in int8 afterwards"
+        raise ConfigError("int8 has no gradients", setting("precision"), remedy)
     size, workers = config.training.batch_size, config.training.workers[0]
     if size % workers:
         nearest = -(-size // workers) * workers
-        raise ConfigError(
-            f"{size} is not divisible by {workers} workers",
-            setting("batch_size"),
-            f"give a multiple of {workers}, such as {nearest}, or another {setting('num_workers')}",
-        )
+        remedy = f"give a multiple of {workers}, such as {nearest}, or another {setting('num_workers')}"
+        raise ConfigError(f"{size} is not divisible by {workers} workers", setting("batch_size"), remedy)
     check_refresh(config.refresh, config.data, config.training.max_steps)
     _check_teacher(config)
     check_validation(config.validation, config.training)
@@ -160,33 +153,21 @@ def _check_training(config: Config) -> None:
 
 
 def _check_teacher(config: Config) -> None:
+    loss, teachers, datasets = f"{setting('loss')} {config.loss.title}", config.data.teachers, config.data.datasets
     if not config.loss.needs_teacher:
-        if config.data.teachers:
-            raise ConfigError(
-                f"has no effect with {setting('loss')} {config.loss.title}",
-                setting("teacher"),
-                f"leave it out, or give {setting('loss')} {' or '.join(DISTILLATION_LOSSES)}",
-            )
+        if teachers:
+            remedy = f"leave it out, or give {setting('loss')} {' or '.join(DISTILLATION_LOSSES)}"
+            raise ConfigError(f"has no effect with {loss}", setting("teacher"), remedy)
         return
-    if not config.data.teachers:
-        raise ConfigError(
-            f"{setting('loss')} {config.loss.title} needs the scores of a teacher",
-            setting("teacher"),
-            "give the directory that `raytriever score` wrote",
-        )
-    teachers, datasets = len(config.data.teachers), len(config.data.datasets)
-    if teachers > datasets:
-        raise ConfigError(
-            f"{teachers} teachers for {datasets} data sets",
-            setting("teacher"),
-            "give one teacher for each data set, in order",
-        )
+    if not teachers:
+        remedy = "give the directory that `raytriever score` wrote"
+        raise ConfigError(f"{loss} needs the scores of a teacher", setting("teacher"), remedy)
+    if len(teachers) > len(datasets):
+        what = f"{len(teachers)} teachers for {len(datasets)} data sets"
+        raise ConfigError(what, setting("teacher"), "give one teacher for each data set, in order")
     if not config.data.negatives_per_query:
-        raise ConfigError(
-            f"{setting('loss')} {config.loss.title} needs hard negatives",
-            setting("negatives_per_query"),
-            "give at least 1, at most the number of scored negatives",
-        )
+        remedy = "give at least 1, at most the number of scored negatives"
+        raise ConfigError(f"{loss} needs hard negatives", setting("negatives_per_query"), remedy)
     if config.refresh.refresh_every:
         raise ConfigError(
             "no teacher has scored refreshed negatives", setting("refresh_every"), "remove it, or give another loss"
@@ -218,12 +199,7 @@ def difference(stored: Mapping[str, Any], current: Mapping[str, Any], of: str = 
     """Describe the first setting that differs and changes the result of the run; None if there is none.
 
     A moved data set or model is not a difference: the digests in the checkpoints tell whether its content is the same.
-
-    Args:
-        stored: settings in a run's file, by section.
-        current: settings of this command, as `to_dict` returns them.
-        of: end of the setting's name in the text, such as the stage.
-    """
+    `of` is the end of the setting's name in the text, such as the stage."""
     sections = {name: settings for name, settings in current.items() if name != STAGES}
     for section, settings in sections.items():
         before = stored.get(section)
@@ -268,18 +244,8 @@ def from_dict(
     base: Config | None = None,
     explicit: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Build a configuration in layers: a base, the content of a file, explicit settings, and the stages of the file.
-
-    Args:
-        content: `{section: {setting: value}}`, and `stages`, a list of such mappings with a `name`.
-        where: the file, for error messages.
-        base: the lowest layer; the defaults when None.
-        explicit: settings of a command line or a call, by name.
-
-    Raises:
-        ConfigError: a section or setting is unknown, a value has the wrong type, a stage has no name or the name of
-            another stage, or a stage has a setting that must be the same in all stages.
-    """
+    """Build a configuration in layers: a base (or the defaults), the content of the file `where`, `{section: {setting:
+    value}}`, explicit settings by name, and the `stages` of the file, a list of such mappings with a `name`."""
     sections = {name: settings for name, settings in content.items() if name != STAGES}
     config = override(override(base or Config(), _layer(sections, where, STAGES)), _by_section(explicit or {}))
     return replace(config, stages=_read_stages(content[STAGES], where, config)) if STAGES in content else config
@@ -368,12 +334,7 @@ def _number(value: Any) -> Any:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the unchecked content of a configuration file, without the hash that a run's file contains.
-
-    Raises:
-        StorageError: reading the file is not permitted, or its name is invalid.
-        ConfigError: the file is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
-    """
+    """Return the unchecked content of a configuration file, without the hash that a run's file contains."""
     try:
         complete(path)
         content = read_yaml(path, "correct the line it names", ConfigError)

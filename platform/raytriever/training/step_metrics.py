@@ -37,9 +37,6 @@ _PEAKS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------- slow workers
-
-
 class StragglerWatch:
     """Detector of the slowest worker. It logs a slow worker once, and again only after that has changed."""
 
@@ -69,9 +66,6 @@ class StragglerWatch:
             )
         self._logged_rank = rank if is_slow else None
         return {"slowest_worker": float(rank), "straggler_seconds": more}
-
-
-# ------------------------------------------------------------------------------------------------------------- phases
 
 
 PHASES = ("encode", "loss", "backward", "optimizer")
@@ -120,9 +114,6 @@ class Stopwatch:
 
 def _between(earlier: Any, later: Any) -> float:
     return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000
-
-
-# --------------------------------------------------------------------------------------------------------- throughput
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
@@ -201,9 +192,6 @@ def peak_memory_mb(device: torch.device) -> float:
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
-# ------------------------------------------------------------------------------------------------------------- reports
-
-
 _TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"
 
 
@@ -211,11 +199,7 @@ class StepReports:
     """Reports of the steps of one worker, each under its own step number.
 
     On a GPU, the results of a step are read after the next step is launched, so the CPU stays one step ahead. On a CPU
-    they are read at once.
-
-    Attributes:
-        own_seconds: seconds of the last step that was read, up to the point where this worker first waited for others.
-    """
+    they are read at once. `own_seconds` are those of the last step that was read, up to the first wait for others."""
 
     def __init__(
         self,
@@ -240,15 +224,9 @@ class StepReports:
     ) -> None:
         """Start to copy the results of a step to the CPU; all workers call it.
 
-        It raises what `finish` raises, for this step or the one before.
-
-        Args:
-            step: number of the step, from 0.
-            output, norm: loss of the step, and norm of its gradient; the device may still be computing them.
-            work: tokens and FLOPs of this worker's share.
-            phases: returns the seconds of each phase; called after the results are read.
-            began: `time.perf_counter()` at the start of the step, before the wait for its batch.
-        """
+        It raises what `finish` raises, for this step or the one before. The device may still be computing the loss and
+        the norm of its gradient. `work` are tokens and FLOPs of this worker's share; the seconds of the `phases` are
+        read after the results; `began` is the start of the step, before the wait for its batch."""
         tokens, flops = self._throughput.total(work)
         statistics = {"loss": output.value, **output.statistics, "gradient_norm": norm}
         host_values = HostValues({**statistics, _TOKENS: tokens, _FLOPS: flops})
@@ -261,10 +239,7 @@ class StepReports:
     def finish(self) -> None:
         """Report the step that is not reported yet, before anything of a later step is saved or reported.
 
-        Raises:
-            NotFiniteError: the loss or gradient of the step is not finite. Neither this step nor a later one has
-                changed a weight.
-        """
+        If its loss or gradient is not finite, raise: neither this step nor a later one has changed a weight."""
         report, self._unreported = self._unreported, None
         if report is not None:
             report()

@@ -28,12 +28,8 @@ from raytriever.training.guide_encoder import Guide, GuideTexts
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Opened data sets of a run, and the settings of its batches.
-
-    Args:
-        datasets: tokenized data sets, each with its training split, the first also with its dev split.
-        guide: false-negative guide, which also reads the texts of batches; None without a guide.
-    """
+    """Opened data sets of a run, tokenized, each with its training split, the first also with its dev split; and the
+    settings of its batches. The false-negative guide, if there is one, also reads the texts of batches."""
 
     datasets: Sequence[RetrievalDataset]
     config: DataConfig
@@ -53,13 +49,8 @@ class TrainingData:
         run: Runner = in_this_process,
         report: Report = ignore_line,
     ) -> TrainingData:
-        """Open the data sets, and prepare those that are not prepared.
-
-        Args:
-            names: names of the data sets as configured, or paths of prepared ones.
-            also: further splits of the first data set to open.
-            run, report: see `open_dataset`.
-        """
+        """Open the data sets, given as configured or as paths of prepared ones, and prepare those that are not
+        prepared. `also` are further splits of the first one; see `open_dataset` for `run` and `report`."""
         opened = []
         for index, name in enumerate(names):
             splits = [config.train_split] if index else [config.train_split, config.dev_split, *also]

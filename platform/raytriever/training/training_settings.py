@@ -38,11 +38,7 @@ MAY_CHANGE = (
 
 
 def worker_count(value: Any) -> int | str:
-    """Read a number of workers, at least 1, or `MIN:MAX` where it may change during the run.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Read a number of workers, at least 1, or `MIN:MAX` where it may change during the run. Raise `ValueError`."""
     ends = re.fullmatch(r"0*([1-9][0-9]{0,5})(?::0*([1-9][0-9]{0,5}))?", str(value))
     if ends is None or isinstance(value, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
         raise ValueError("give a number of processes such as 4, or a minimum and a maximum such as 1:4")
@@ -56,11 +52,7 @@ def worker_range(value: int | str) -> tuple[int, int]:
 
 
 def metric_name(value: Any) -> str:
-    """Read the name of a metric: `nDCG@10` is `ndcg_at_10`. Its existence is checked later.
-
-    Raises:
-        ValueError: the name is empty.
-    """
+    """Read the name of a metric: `nDCG@10` is `ndcg_at_10`. Raise `ValueError` if it is empty."""
     name = str(value).strip().lower().replace("@", "_at_")
     if not name:
         raise ValueError("give dev_loss, or a metric such as ndcg_at_10")

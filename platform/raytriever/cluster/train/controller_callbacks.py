@@ -22,11 +22,8 @@ from raytriever.core.errors import ConfigError, lost_gpu
 
 
 class GroupReports(ControllerCallback, WorkerGroupCallback):
-    """Reports from the controller to the event queue: its handle, and the workers that it requests and gets.
-
-    Attributes:
-        hosts, addresses: host and address of each worker of the newest group, by rank.
-    """
+    """Reports from the controller to the event queue: its handle, and the workers that it requests and gets. `hosts`
+    and `addresses` are those of the workers of the newest group, by rank."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -49,13 +46,8 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
         read = _version_reader()
         for host, version in zip(self.hosts, worker_group.execute(read), strict=True):
             if version != read():
-                self._queue.send(
-                    ConfigError(
-                        f"host {host} has raytriever {version}, and the command has {read()}",
-                        "the Ray cluster",
-                        "install the same version on every host",
-                    )
-                )
+                what = f"host {host} has raytriever {version}, and the command has {read()}"
+                self._queue.send(ConfigError(what, "the Ray cluster", "install the same version on every host"))
                 return
         self._queue.send(GroupStarted(tuple(self.hosts)))
 

@@ -49,11 +49,8 @@ class FitThread(threading.Thread):
             check()
 
     def end(self, hurry: Callable[[], None]) -> None:
-        """Wait until `fit` has ended, at most `END_SECONDS`.
-
-        Args:
-            hurry: ends `fit`. It is called repeatedly, because `fit` may not have started yet.
-        """
+        """Wait until `fit` has ended, at most `END_SECONDS`. `hurry` ends it, and is called repeatedly, because `fit`
+        may not have started yet."""
         until = time.monotonic() + END_SECONDS
         while not self._ended.is_set() and time.monotonic() < until:
             hurry()
@@ -63,11 +60,8 @@ class FitThread(threading.Thread):
 
 
 def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[], None]) -> Exception | None:
-    """Run `fit` until it ends, an event cannot be handled, or an interruption comes.
-
-    Returns:
-        The exception of `fit`; None if it succeeded.
-    """
+    """Run `fit` until it ends, an event cannot be handled, or an interruption comes. Return the exception of `fit`;
+    None if it succeeded."""
     while True:
         attempt = FitThread(make().fit)
         attempt.start()

@@ -40,11 +40,7 @@ Result = TypeVar("Result")
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
 class CheckpointJob:
-    """Actor that does one job after another.
-
-    Args:
-        kind: called with `arguments`; returns an object with `run(number, checkpoint)`.
-    """
+    """Actor that does one job after another, by the method `run(number, checkpoint)` of `kind(*arguments)`."""
 
     def __init__(self, driver: DriverContext, kind: Callable[..., Any], *arguments: Any) -> None:
         driver.enter()
@@ -58,11 +54,8 @@ class CheckpointJob:
 
 
 class ActorClient(Generic[Result]):
-    """Client of a `CheckpointJob`; see `JobClient`.
-
-    Args:
-        show: called with True when a job starts and False when it ends, for alerts about slow steps.
-    """
+    """Client of a `CheckpointJob`; see `JobClient`. `show` is called with True when a job starts and False when it
+    ends, for alerts about slow steps."""
 
     def __init__(self, actor: Any, show: Callable[[bool], None]) -> None:
         self._actor, self._show = actor, show

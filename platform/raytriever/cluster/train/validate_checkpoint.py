@@ -86,9 +86,8 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
         _check(dataset, split, protocol, training.best_metric)
         label = safe_name(dataset.name)
         if label in dev_sets:
-            raise ConfigError(
-                f"two data sets have the name {label!r}", setting("eval_datasets"), "give each data set once"
-            )
+            what = f"two data sets have the name {label!r}"
+            raise ConfigError(what, setting("eval_datasets"), "give each data set once")
         dev_sets[label] = DevSet(label, str(dataset.location), split, dataset.digest)
     return tuple(dev_sets.values())
 
@@ -132,7 +131,7 @@ class Validations:
             return stored
         began = time.monotonic()
         retriever = load_for_encoding(ModelConfig(str(checkpoint)), self._config.training.precision)
-        rows = {one.name: self._measure(retriever, one, *self._datasets[one.name]) for one in self._dev_sets}
+        rows = {one.name: self._measure(retriever, one, self._datasets[one.name]) for one in self._dev_sets}
         metrics = {name: float(np.mean([row[name] for row in rows.values()])) for name in self._protocol.metrics}
         measured = {f"{DEV}{name}": value for name, value in metrics.items()}
         if len(rows) > 1:
@@ -145,20 +144,19 @@ class Validations:
         return record
 
     @cached_property
-    def _datasets(self) -> dict[str, tuple[RetrievalDataset, str]]:
-        """Data set and split of each dev set by name, with the corpus sampled if the settings say so."""
+    def _datasets(self) -> dict[str, RetrievalDataset]:
+        """Data set of each dev set by name, with the corpus sampled if the settings say so."""
         most, seed = self._config.validation.eval_corpus, self._config.training.seed
         datasets = {}
         for one in self._dev_sets:
             dataset = open_dataset(one.path, [one.split], bm25_language=self._config.data.bm25_language)
             if most is not None:
                 dataset = sample_corpus(dataset, one.split, most, seed, lambda all: Bm25Index.of(all.documents))
-            datasets[one.name] = (dataset, one.split)
+            datasets[one.name] = dataset
         return datasets
 
-    def _measure(self, retriever: Retriever, one: DevSet, dataset: RetrievalDataset, split: str) -> dict[str, float]:
-        positions = dataset.relevant_queries(split)
-        prompts = retriever.prompts_of(dataset.name)
+    def _measure(self, retriever: Retriever, one: DevSet, dataset: RetrievalDataset) -> dict[str, float]:
+        positions, prompts = dataset.relevant_queries(one.split), retriever.prompts_of(dataset.name)
         queries = encode_queries(retriever, dataset, positions, one.name)
         documents = encode_texts(retriever, dataset.passages(), "passage", one.name, prompts.passage)
-        return evaluate_embeddings(dataset, split, queries, documents, self._protocol).metrics
+        return evaluate_embeddings(dataset, one.split, queries, documents, self._protocol).metrics

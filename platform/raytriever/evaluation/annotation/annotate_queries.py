@@ -18,14 +18,14 @@ from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.annotation.annotated_dataset import write_annotated
 from raytriever.evaluation.annotation.annotation_candidates import choose_queries, find_candidates, open_checked
-from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig, LlmConfig, check_llm
+from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig, LlmConfig
 from raytriever.evaluation.annotation.annotator import Annotation, AnnotationQuery, Annotator, Counts, check_failures
 from raytriever.evaluation.annotation.answer_log import AnswerLog, read_costs
 from raytriever.evaluation.annotation.chat_completions import Service
 from raytriever.evaluation.annotation.cost_estimate import estimate
 from raytriever.evaluation.annotation.llm_prompts import AnnotationPrompts, load_prompts
 from raytriever.models.model_settings import ModelConfig
-from raytriever.retrieval.endpoints.endpoint_settings import read_service_key
+from raytriever.retrieval.endpoints.endpoint_settings import check_service, read_service_key
 from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
 
 
@@ -96,12 +96,9 @@ def _out_of_budget(work: OpenedJob) -> UserError:
     remedy = "raise it, and run the same command again; answers are kept"
     if first:
         remedy += f"; {setting('max_queries')} {first} writes the finished queries at no cost"
-    return ConfigError(
-        f"{used} of {allowed:,} are used after {len(work.annotations):,} of {len(work.queries):,} queries, "
-        "and the next request may need more than is left",
-        flag,
-        remedy,
-    )
+    done = f"{len(work.annotations):,} of {len(work.queries):,} queries"
+    what = f"{used} of {allowed:,} are used after {done}, and the next request may need more than is left"
+    return ConfigError(what, flag, remedy)
 
 
 def write(work: OpenedJob, output: Path) -> dict[str, Any]:
@@ -169,18 +166,11 @@ def run_annotation(
 ) -> tuple[str, AnnotationResult | None]:
     """Annotate and write the data set to `output`. Return the estimate and the result; a dry run has no result.
 
-    Args:
-        split: Split to annotate. If it does not exist, the queries without a judgement are annotated.
-        model, precision: Encoder of `dense`, and its precision.
-        embeddings: Embedding store of the passages, written with `model`.
-        answers: Folder of the answer log. None means a folder in the cache.
-        wait: Wait for another job that holds the answer log.
-
-    Raises:
-        UserError: an input is invalid, or the service fails. Answers are kept, and the same command continues.
-    """
+    After an error, answers are kept, and the same command continues. If the split does not exist, the queries without a
+    judgement are annotated. `model` encodes for `dense`, in `precision`, unless `embeddings` has its embeddings. The
+    answer log is in `answers`, by default in the cache; `wait` waits for another job that holds it."""
     if not dry_run:
-        check_llm(service)
+        check_service(service)
     if not service.llm.strip():
         raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")
     if output.exists():
@@ -250,8 +240,7 @@ def job_name(
 ) -> str:
     """Return a digest of all inputs of requests but the number of queries. Runs with the same name share a budget."""
     deciding = asdict(replace(settings, max_queries=None, prompts="", agreed="human", max_failed=0.0))
-    parts = [dataset.documents.digest, dataset.queries.digest, split, llm, deciding]
-    parts.append(prompts.digests)
+    parts = [dataset.documents.digest, dataset.queries.digest, split, llm, deciding, prompts.digests]
     if "dense" in settings.retrievers:
         parts.append(asdict(model))
     if bm25_language:

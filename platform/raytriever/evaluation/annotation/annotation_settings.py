@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raytriever.core.errors import ConfigError, flag_of, setting
 from raytriever.core.options import option
 from raytriever.core.paths import CANDIDATES, PROMPTS
-from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig, check_service
+from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig
 
 BM25, DENSE = "bm25", "dense"
 
@@ -79,10 +79,3 @@ class LlmConfig(ServiceConfig):
     def prices(self) -> tuple[float, float]:
         """Prices of a million input tokens and of a million output tokens."""
         return self.price_in, self.price_out
-
-
-def check_llm(config: LlmConfig) -> None:
-    """Raise `ConfigError` for a missing model name, and the errors of `check_service`."""
-    check_service(config)
-    if not config.llm.strip():
-        raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")

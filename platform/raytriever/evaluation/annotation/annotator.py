@@ -90,11 +90,8 @@ class ChatService(Interface):
 class Annotator:
     """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
 
-    Args:
-        llm: name of the model, which is part of the key of every request.
-        job: name of the job in the log. Later runs compute the cost of the job from the entries with this name.
-        service: connected when the job begins.
-    """
+    The name `llm` of the model is part of the key of every request. Later runs compute the cost of the `job` from the
+    entries of the log with its name. The service is connected when the job begins."""
 
     prompts: AnnotationPrompts
     config: AnnotationConfig
@@ -166,12 +163,8 @@ class Annotator:
     async def ask(
         self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
     ) -> T:
-        """Return the answer of a stage, parsed by `read`. A malformed answer is requested again with the reason.
-
-        Raises:
-            MalformedAnswer: the answer is malformed after all repairs.
-            RequestRefused, ServiceError, StorageError, BudgetReached: there is no answer.
-        """
+        """Return the answer of a stage, parsed by `read`. A malformed answer is requested again with the reason, until
+        `MalformedAnswer` ends the repairs."""
         messages = self.prompts.build_messages(stage, query, passages, answer)
         schema = build_schema(stage, len(passages))
         for repair in range(self.config.repairs + 1):
@@ -263,8 +256,6 @@ def check_failures(counts: Counts, finished: int, share: float, is_complete: boo
     """Return an error if too large a share of the finished queries has no annotation."""
     if counts.failed <= share * finished or (finished < _MIN_QUERIES and not is_complete):
         return None
-    return ServiceError(
-        f"{counts.failed:,} of {finished:,} queries have no annotation; the first error: {counts.first_failed}",
-        setting("llm"),
-        f"use a model that follows the requested format, or raise {setting('max_tokens')} or {setting('max_failed')}",
-    )
+    what = f"{counts.failed:,} of {finished:,} queries have no annotation; the first error: {counts.first_failed}"
+    raised = f"{setting('max_tokens')} or {setting('max_failed')}"
+    return ServiceError(what, setting("llm"), f"use a model that follows the requested format, or raise {raised}")

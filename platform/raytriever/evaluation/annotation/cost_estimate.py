@@ -27,12 +27,8 @@ _ANSWER_BYTES = 4 * _ANSWER_TOKENS
 
 @dataclass
 class MadeUpAnswers:
-    """Service that makes its answers up, and counts the requests, the bytes of prompts and the tokens of answers.
-
-    Args:
-        most: largest number of tokens of an answer, which every answer has then, with all candidates relevant; None for
-            likely answers.
-    """
+    """Service that makes its answers up, and counts the requests, the bytes of prompts and the tokens of answers. With
+    `most`, every answer has that many tokens, and all candidates are relevant; None for likely answers."""
 
     most: int | None
     requests: int = 0

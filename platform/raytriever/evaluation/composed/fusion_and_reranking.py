@@ -48,11 +48,8 @@ Lists = tuple[Float32[ndarray, "queries listed"], Int64[ndarray, "queries listed
 
 
 class ListingSystem(ABC):
-    """`PreparedSystem` that lists some documents for each query. It keeps the lists of the last search.
-
-    Args:
-        parts: systems that it combines.
-    """
+    """`PreparedSystem` that lists some documents for each query, perhaps by combining others, its parts. It keeps the
+    lists of the last search."""
 
     def __init__(self, dataset: RetrievalDataset, parts: Sequence[PreparedSystem] = ()) -> None:
         self.dataset, self.parts = dataset, parts
@@ -115,11 +112,7 @@ class ListingSystem(ABC):
 
 
 class RunSystem(ListingSystem):
-    """Rankings of a TREC run.
-
-    Raises:
-        DataError: a line is broken, a document is unknown, no query belongs to the data set, or all scores are equal.
-    """
+    """Rankings of a TREC run. At least one query belongs to the data set, and not all scores are equal."""
 
     def __init__(self, dataset: RetrievalDataset, file: str) -> None:
         super().__init__(dataset)
@@ -164,12 +157,8 @@ def count_ids(what: str, first: Sequence[str], count: int) -> list[str]:
 
 
 class FusedSystem(ListingSystem):
-    """Fusion of the rankings of systems.
-
-    Args:
-        weight: weight of the first of two systems, 0 to 1; None to fuse ranks.
-        depth: number of documents of each system that are fused.
-    """
+    """Fusion of the rankings of systems, each of `depth` documents. `weight` is that of the first of two systems, 0 to
+    1; None to fuse ranks."""
 
     def __init__(
         self,
@@ -257,13 +246,8 @@ def _sum_by_document(
 
 
 class RerankedSystem(ListingSystem):
-    """Best documents of a system, ordered by a cross-encoder. Their scores are those of the cross-encoder.
-
-    Args:
-        cross_encoder: the model. Its scores include its activation, as in `CrossEncoder.predict` of
-            sentence-transformers.
-        depth: number of documents of each query that it scores.
-    """
+    """Best `depth` documents of a system, ordered by the scores of a cross-encoder, which include its activation, as in
+    `CrossEncoder.predict` of sentence-transformers."""
 
     def __init__(
         self, dataset: RetrievalDataset, first: PreparedSystem, cross_encoder: CrossEncoder, depth: int
@@ -299,9 +283,8 @@ class RerankedSystem(ListingSystem):
         if len(bad):
             ids = self.dataset.queries.ids[int(queries[bad[0]])], self.dataset.documents.ids[int(documents[bad[0]])]
             what = f"the score of query {ids[0]!r} and document {ids[1]!r} is not finite"
-            raise ModelError(
-                what, str(self.cross_encoder.directory), f"try {setting('precision')} fp32, or another one"
-            )
+            remedy = f"try {setting('precision')} fp32, or another one"
+            raise ModelError(what, str(self.cross_encoder.directory), remedy)
         return scores
 
     def notes(self) -> list[str]:

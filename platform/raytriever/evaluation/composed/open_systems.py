@@ -42,13 +42,10 @@ from raytriever.retrieval.search.exact_search import Hits, hits_of, search_datas
 
 @dataclass(frozen=True)
 class SystemOpener:
-    """Builder of the systems of one data set.
+    """Builder of the systems of one data set, for which `prompts_of` returns the prompts of a retriever.
 
-    Args:
-        prompts_of: function that returns the prompts of a retriever for the data set.
-        weighing: split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
-        protocol: protocol of the evaluation; a fusion is at least as deep as its metrics need.
-    """
+    `weighing` is the split with the judged queries on which the weight of a fusion is chosen, or None without such a
+    fusion. A fusion is at least as deep as the metrics of the protocol need."""
 
     dataset: RetrievalDataset
     encoders: Encoders
@@ -98,9 +95,6 @@ def search_system(
     `search.exact_search.search_dataset`.
 
     The weight of a fusion is chosen on the split that chose the calibration, else on `dev`.
-
-    Raises:
-        ConfigError: the system knows only the queries of a file, or the calibration belongs to another system.
     """
     if isinstance(tree, ModelConfig):
         return search_dataset(tree, dataset_name, query, top, threshold, precision, calibration)

@@ -22,17 +22,11 @@ COSINE, DOT = "cosine", "dot"
 
 
 class VectorSystem:
-    """`PreparedSystem` that searches a data set with the vectors of a folder.
+    """`PreparedSystem` that searches a data set with the vectors of a folder, by `cosine` or `dot`. The default is
+    `cosine` if all vectors have unit length, else `dot`.
 
     A passage without a vector is in no result, and a query without one has no results. Vectors of other texts are
-    ignored.
-
-    Args:
-        similarity: `cosine` or `dot`; None for `cosine` if all vectors have unit length, else `dot`.
-
-    Raises:
-        DataError: the folder lacks a side, the widths differ, a component is not finite, or no id is in the data set.
-    """
+    ignored."""
 
     def __init__(self, dataset: RetrievalDataset, folder: str, similarity: str | None = None) -> None:
         self.dataset, self.folder = dataset, folder

@@ -30,14 +30,10 @@ Cell = tuple[str, str]  # a row of the table, a data set
 
 @dataclass(frozen=True)
 class SeedMetrics:
-    """Metrics of one training on one data set.
+    """Metrics of one training (or of a row without one, whose seed is None) on one data set.
 
-    Args:
-        seed: seed of the training; None if the row is not trained.
-        metrics: metrics by name, including those that do not come from queries, such as `steps_to_best`.
-        per_query: values by query for each metric that has them, in the same order for all trainings; NaN for a query
-            without a value.
-    """
+    Some metrics, such as `steps_to_best`, do not come from queries. Values by query have the same order for all
+    trainings; NaN is a query without a value."""
 
     seed: int | None
     metrics: Mapping[str, float]
@@ -135,13 +131,9 @@ class SeededResults:
 def seeded_pair_rows(
     results: SeededResults, wanted: Callable[[str, str], bool] = lambda row, other: True
 ) -> list[TestedPair]:
-    """Test every pair of rows on each data set, as `significance.pair_rows` does, but over queries and seeds.
+    """Test every `wanted` pair of rows on each data set, as `pair_rows` does, but over queries and seeds.
 
-    Holm's correction is over the pairs and data sets of a metric. Pairs that cannot be tested are left out.
-
-    Args:
-        wanted: function that returns whether to compare two rows.
-    """
+    Holm's correction is over the pairs and data sets of a metric. Pairs that cannot be tested are left out."""
     rows: list[TestedPair] = []
     for metric in dict.fromkeys(name for seeds in results.cells.values() for name in seeds[0].metrics):
         tested: list[TestedPair] = []

@@ -221,14 +221,11 @@ class TaskSearch(MtebEncoder):
         dataset, judged = opened.dataset, opened.judged[SPLIT]
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
         chosen_on = self._calibrate(subset, split, foreign, (judged, evaluation))
-        measured = DatasetMeasurement(
-            EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name, protocol),
-            [
-                PartMeasurement(label, dataset, judged, {model: evaluation}, {model: chosen_on[1]}, chosen_on[0])
-                if chosen_on
-                else PartMeasurement(label, dataset, judged, {model: evaluation})
-            ],
-        )
+        part = PartMeasurement(label, dataset, judged, {model: evaluation})
+        if chosen_on:
+            part = replace(part, calibration_judged=chosen_on[0], calibration={model: chosen_on[1]})
+        source = EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name, protocol)
+        measured = DatasetMeasurement(source, [part])
         aims = self.job.aims if chosen_on else ()
         try:
             decisions = decide_dataset(measured, aims, self.job.confidence, self.job.removed)

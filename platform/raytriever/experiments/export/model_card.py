@@ -47,15 +47,9 @@ model.similarity(queries, passages)
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts for a model card.
-
-    Args:
-        licence: SPDX identifier of the license on the hub, or None.
-        config: settings of the run that trained the model; empty if no run of raytriever did.
-        trained: results of the evaluation at the end of that run; empty if there are none.
-        results: results of this model in another evaluation; may be empty.
-        calibration: meaning of the scores for one corpus; None if it is unknown.
-    """
+    """Facts for a model card: the SPDX identifier of the license on the hub, the settings of the run that trained the
+    model and the results of its evaluation, empty if there are none, the results of another evaluation, and the meaning
+    of the scores for one corpus."""
 
     name: str
     description: Description
@@ -147,9 +141,8 @@ def _training(facts: CardFacts) -> list[str]:
     data = facts.config.get("data", {}).get("dataset", "unknown")
     loss = LossConfig(facts.config.get("loss", {}).get("loss", LossConfig.loss)).title
     text = yaml.safe_dump(dict(facts.config), sort_keys=False, allow_unicode=True)
-    fence = "`" * max(
-        3, 1 + max(map(len, re.findall("`+", text)), default=0)
-    )  # longer than any fence in the settings, which cannot end it then
+    # Longer than any fence in the settings, which cannot end it then.
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return [
         f"## Training\nTrained by raytriever on `{data}` with the loss `{loss}`. All settings:\n\n"
         f"<details><summary>config.yaml</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"

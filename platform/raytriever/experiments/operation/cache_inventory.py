@@ -28,12 +28,8 @@ ANSWERS, LOCKS = "answers", "locks"
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One entry of the cache.
-
-    Args:
-        used_at: time of the last use, in seconds since 1970.
-        owner: the process that writes the entry now, or None.
-    """
+    """One entry of the cache, last used `used_at` seconds after 1970. `owner` is the process that writes it now, or
+    None."""
 
     path: Path
     size: int

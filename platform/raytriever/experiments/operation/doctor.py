@@ -42,11 +42,8 @@ Finding = tuple[str, str]  # level and text
 
 @dataclass(frozen=True)
 class Check:
-    """One check of the machine.
-
-    Args:
-        probe: function that yields a level (`ok`, `warning` or `error`) and a text for each thing that it examines.
-    """
+    """One check of the machine. `probe` yields a level (`ok`, `warning` or `error`) and a text for each thing that it
+    examines."""
 
     name: str
     probe: Callable[[], Iterator[Finding]]

@@ -45,12 +45,8 @@ class Checkpoint:
 class RunEntry:
     """One directory that a command wrote.
 
-    Args:
-        kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
-        state: `running`, `interrupted`, `finished` or `damaged`.
-        detail: the process that writes it, its progress, or the damage.
-        ended: seconds since 1970; None if it has not ended.
-    """
+    Its kind is `training`, `evaluation`, `sweep`, `study`, or that of its manifest; its state `running`, `interrupted`,
+    `finished` or `damaged`. `detail` is the process that writes it, its progress, or the damage."""
 
     path: Path
     kind: str
@@ -100,20 +96,14 @@ def read_run(folder: Path) -> RunEntry | None:
     return replace(entry, state=RUNNING, detail=f"{owner}{_progress(entry)}")
 
 
-def cleanable_runs(runs: Iterable[RunEntry], states: Collection[str]) -> list[RunEntry]:
-    """Return the runs and sweeps that have checkpoints and one of the states. Running and damaged ones are left out."""
-    return [run for run in runs if run.state in states and run.checkpoints]
-
-
 def describe_loss(run: RunEntry) -> str:
     """Describe the work that is lost if the checkpoints of a run are removed."""
     count, last = len(run.checkpoints), run.checkpoints[-1].step
     checkpoints = f"{count} checkpoint{'s' * (count > 1)}"
     if run.kind == SWEEP:
-        lost = "" if run.state == FINISHED else "; trials that have not ended then start at step 1"
-        return (
-            f"{checkpoints} of the trials of {'a finished' if run.state == FINISHED else 'an interrupted'} sweep{lost}"
-        )
+        if run.state == FINISHED:
+            return f"{checkpoints} of the trials of a finished sweep"
+        return f"{checkpoints} of the trials of an interrupted sweep; trials that have not ended then start at step 1"
     if run.state == FINISHED:
         return f"{checkpoints} of a finished run; the model, the metrics and the report are kept"
     return f"{checkpoints} of an interrupted run: {last:,} steps of training; the same command then starts at step 1"

@@ -33,11 +33,7 @@ from raytriever.training.worker_batch import Batch
 def train_on_one_page(dataset: str, model: str = "minilm", *, settings: TrainingConfig | None = None) -> Retriever:
     """Return a model that has learned from the training split of a data set, with the Mann-Whitney loss.
 
-    Args:
-        dataset: name or path.
-        model: name or path.
-        settings: Settings of training; batch, steps, learning rate, warm-up, weight decay, chunk and seed are used.
-    """
+    Of the settings, batch, steps, learning rate, warm-up, weight decay, chunk and seed are used."""
     settings = settings or TrainingConfig(max_steps=60)
     # Model: one transformer that encodes queries and passages, or two.
     retriever = load_retriever(ModelConfig(model=model))
@@ -90,10 +86,8 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
 def mann_whitney(queries: Tensor, passages: Tensor, relevance: RowRelevance, temperature: float) -> Tensor:
     """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, across all queries.
 
-    Args:
-        queries, passages: embeddings `[texts, width]`.
-        relevance: columns of each query's positives, and the pairs that must not count as negatives.
-    """
+    `queries` and `passages` are embeddings `[texts, width]`. `relevance` has the columns of each query's positives, and
+    the pairs that must not count as negatives."""
     # Gather the passages of all workers (here one). Each document is a candidate only once.
     candidates = relevance.keep(ALONE.all_gather(passages))
     # Product: the scores of all queries and candidates.

@@ -112,14 +112,11 @@ def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
 
 
 def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], str], list[str]]:
-    """Choose the names of the data sets in the tables.
+    """Choose the names of the data sets in the tables, by the index of the run and the name in its run.
 
-    A name includes the split if runs were evaluated on several splits. It gets a number if an earlier run has other
-    queries under the same name, because these are two data sets. A run without stored queries counts as the first one.
-
-    Returns:
-        The names, by the index of the run and the name of the data set in its run; and one line per numbered name.
-    """
+    A name includes the split if runs were evaluated on several splits. It gets a number, and a line, if an earlier run
+    has other queries under the same name, because these are two data sets. A run without stored queries counts as the
+    first one."""
     labels: dict[tuple[int, str], str] = {}
     lines = []
     query_sets: dict[str, list[set[str]]] = {}
@@ -167,9 +164,8 @@ def _queries(
             order = [row[query] for query in whole["queries"]]
             for model, values in content["models"].items():
                 name = names.get((index, model))
-                if name is not None and "auc" not in whole["models"].get(
-                    name, {}
-                ):  # another run that shares the row may have it
+                # Another run that shares the row may have the AUC.
+                if name is not None and "auc" not in whole["models"].get(name, {}):
                     auc = values.get("auc")
                     whole["models"][name] = {
                         "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},

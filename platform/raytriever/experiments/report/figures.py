@@ -202,9 +202,6 @@ def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int,
         figure.legend(loc="outside lower center", ncols=2 if len(curves) > 1 else 4)
 
 
-PANEL = 3.4  # width of a panel in inches
-
-
 ROC_POINTS = 150
 BINS = 40
 MIN_SCORES = 5  # a bin with fewer scores is not drawn

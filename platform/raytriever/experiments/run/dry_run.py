@@ -45,13 +45,7 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Device that could train.
-
-    Args:
-        device: `cuda` or `cpu`.
-        precision: `fp32` or `bf16`.
-        budget: number of bytes that training may use.
-    """
+    """Device (`cuda` or `cpu`) that could train in a precision (`fp32` or `bf16`), using at most `budget` bytes."""
 
     name: str
     device: str
@@ -119,14 +113,10 @@ def _missing_weights(files: ModelFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """Plan for one place.
+    """Plan for one place, with the texts of three chunks.
 
-    Args:
-        largest: number of texts of the largest chunk; 0 if not even one text fits.
-        texts: number of texts of the planned chunk: the user's choice, else the largest chunk.
-        checkpointed: number of texts of the largest chunk with activation checkpointing; 0 if that is set already or
-            does not help.
-    """
+    The largest is 0 if not even one text fits; `texts` is the user's choice, else the largest; `checkpointed` is the
+    largest with activation checkpointing, 0 if that is set already or does not help."""
 
     place: Place
     plan: MemoryPlan

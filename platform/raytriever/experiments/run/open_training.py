@@ -45,12 +45,8 @@ MODEL = "model"  # folder of the trained model in a run directory
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """Training whose settings, data and model have been checked.
-
-    Args:
-        config: its settings, whose model settings include the prompts that the trained model must store.
-        description: prompts and lengths of the encoder.
-    """
+    """Training whose settings, data and model have been checked. `config` includes the prompts that the trained model
+    must store, and `description` has the prompts and lengths of the encoder."""
 
     config: Config
     description: Description
@@ -80,11 +76,7 @@ class OpenTraining:
 
 
 def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -> OpenTraining:
-    """Open and check the data of a training.
-
-    Args:
-        run: settings of the whole run, whose test split is evaluated.
-    """
+    """Open and check the data of a training. `run` are the settings of the whole run, whose test split is evaluated."""
     data, training = config.data, config.training
     same = config.model == run.model
     description = retriever.description if same else describe(read_files(config.model), config.model)
@@ -164,11 +156,7 @@ class NegativesCache:
         return self._indexes[digest]
 
     def table(self, training: OpenTraining) -> NegativesTable | None:
-        """Return the hard negatives of a training; None if its groups use none.
-
-        Raises:
-            DataError, ConfigError: the negatives cannot be found, or a teacher has scored none of them.
-        """
+        """Return the hard negatives of a training; None if its groups use none."""
         data = training.config.data
         if not data.negatives_per_query:
             return None
@@ -206,10 +194,7 @@ def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: Negati
 def training_facts(folders: Sequence[Path], last: Config) -> dict[str, Any]:
     """Return the facts for `metrics.json` about a training: its steps, and the checkpoint that became `model/`.
 
-    Args:
-        folders: run directories of the trainings of a run, in order.
-        last: settings of the last training, which chose the checkpoint.
-    """
+    `folders` are the run directories of the trainings of a run, in order. The `last` training chose the checkpoint."""
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
     metric, patience = last.training.best_metric, last.training.patience
     if metric == DEV_LOSS:

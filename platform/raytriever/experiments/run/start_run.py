@@ -35,12 +35,8 @@ _MOST_SHOWN, _LONGEST_NAME = 6, 200  # largest numbers of settings and of charac
 def check_run(
     config: Config, explicit: Iterable[str], run_name: str | None, search: Any = None, varied: Collection[str] = ()
 ) -> str:
-    """Check the settings of a run or a sweep and return its name. Raises `ConfigError`.
-
-    Args:
-        run_name: None for the default name of a run.
-        search, varied: see `check_explicit_settings`.
-    """
+    """Check the settings of a run or a sweep and return its name: `run_name`, or the default name of a run. Raise
+    `ConfigError`. See `check_explicit_settings`."""
     check_config(config)
     check_explicit_settings(config, explicit, search, varied)
     name = default_run_name(config) if run_name is None else run_name
@@ -61,13 +57,8 @@ def start_run(
 ) -> RunResult:
     """Train and evaluate with checked settings, in a directory that this process has locked.
 
-    Args:
-        base: settings before those of the user; see `shown_run_name`.
-        notes: lines to log after the directory is checked.
-
-    Raises:
-        ConfigError: the directory holds another run. Nothing heavy has been imported.
-    """
+    `base` are the settings before those of the user; see `shown_run_name`. `notes` are logged after the directory is
+    checked."""
     shown = shown_run_name(config, base) if run_name is None else run_name
     config = pin_sources(config, output, fresh)
     run = RunDirectory.open(output, to_dict(config), fresh)
@@ -106,9 +97,7 @@ def check_explicit_settings(
 ) -> None:
     """Raise `ConfigError` for an explicit setting that has no effect in any training of a run.
 
-    Args:
-        varied: names of the settings that the search varies. A setting is accepted if some trial may need it.
-    """
+    A setting is accepted if some trial may need it: `varied` are the names of the settings that a search varies."""
     kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
     needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
     extra = vars(search) if search else {}
@@ -121,9 +110,8 @@ def check_explicit_settings(
 def check_run_name(name: str) -> None:
     """Raise `ConfigError` unless a name is valid for a run."""
     if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is not a valid run name", setting("run_name"), "use letters, digits, '.', '_' and '-'"
-        )
+        remedy = "use letters, digits, '.', '_' and '-'"
+        raise ConfigError(f"{name!r} is not a valid run name", setting("run_name"), remedy)
 
 
 def default_run_name(config: Config) -> str:
@@ -138,14 +126,9 @@ def _names(config: Config) -> list[str]:
 
 
 def shown_run_name(config: Config, base: Config) -> str:
-    """Return the default name of a run at a tracker. It begins with the differences from other runs.
-
-    These are its losses or trainings, its seed, and explicit settings; data set and encoder follow. A list of runs
-    shows only about twenty characters.
-
-    Args:
-        base: settings before those of the command and its file: the defaults, or a recipe.
-    """
+    """Return the default name of a run at a tracker. It begins with the differences from other runs: its losses or
+    trainings, its seed, and explicit settings, which differ from `base` (the defaults, or a recipe). Data set and
+    encoder follow. A list of runs shows only about twenty characters."""
     texts = [
         f"{name}={value}"
         for settings in differences(to_dict(config), to_dict(base)).values()

@@ -47,11 +47,7 @@ from raytriever.training.run_config import Config, dump_config
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run.
-
-    Args:
-        is_new: False if an earlier call had already finished the run.
-    """
+    """Result of a run. `is_new` is False if an earlier call had already finished the run."""
 
     path: Path
     results: Results

@@ -118,11 +118,8 @@ def _differences(
 ) -> Callable[[SeededResults], Comparisons]:
     """Return the comparison of `row` - `other` in each metric, on each data set or on average over all.
 
-    Args:
-        agrees: function that returns whether a difference agrees with the claim regardless of the test; other
-            differences may still be noise. None means that the test decides.
-        by: number against which the difference is tested.
-    """
+    Differences are tested against `by`. If `agrees` returns True, a difference agrees with the claim regardless of the
+    test; others may still be noise. Without `agrees`, the test decides."""
 
     def compare(results: SeededResults) -> Comparisons:
         cells = _cells(results, (row, other), metrics, datasets)

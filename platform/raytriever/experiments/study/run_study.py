@@ -56,22 +56,15 @@ def check_directory(output: Path, name: str) -> None:
         return
     if not (output / SETTINGS).is_file():
         raise ConfigError("is not empty and holds no study", setting("output", output), "give another directory")
-    if (stored := _read(output / SETTINGS)["study"]) != name:
-        raise ConfigError(
-            f"holds another study ({stored}; this command asks for {name})",
-            setting("output", output),
-            "give another directory",
-        )
+    if (stored := read_json(output / SETTINGS, _Settings, f"give another {setting('output')}")["study"]) != name:
+        what = f"holds another study ({stored}; this command asks for {name})"
+        raise ConfigError(what, setting("output", output), "give another directory")
 
 
 def settings_of(study: Study) -> dict[str, Any]:
     """Return the settings of the arms, for the record."""
     arms = {arm.name: to_dict(arm.curriculum) if arm.curriculum else arm.model for arm in study.arms}
     return {"format": 1, "study": study.name, "arms": arms}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return dict(read_json(file, _Settings, f"give another {setting('output')}"))
 
 
 def run_study(
@@ -85,14 +78,8 @@ def run_study(
 ) -> bool:
     """Train and evaluate the missing arms, and write the outcome. Return whether any arm was missing.
 
-    Args:
-        seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the other
-            seeds out of the table.
-        trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU if there is one.
-
-    Raises:
-        UserError: an error that the user can correct. Finished arms are kept.
-    """
+    A larger number of `seeds` than before adds trainings; a smaller one leaves some out of the table. `trial_gpus` are
+    the GPUs of an arm, a fraction if several share one; None for a whole GPU if there is one."""
     runs = [(arm, seed) for seed in range(seeds) for arm in study.arms if seed in seeds_of(arm, seeds)]
     for arm, seed in runs:
         open_arm(output, arm, seed)  # this refuses an arm with other settings before anything is trained
@@ -156,15 +143,10 @@ def _equal_priority() -> Iterator[None]:
 
 
 def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:
-    """Run arms, some at the same time. After an error or an interruption no further arm starts.
+    """Run arms by their number, arm and seed, `at_once` at the same time. With 1, they run on this thread.
 
-    Args:
-        run: function that runs an arm, given its number, the arm and the seed. An interruption ends it on any thread.
-        at_once: number of arms that run at the same time. With 1, arms run on this thread.
-
-    Raises:
-        UserError: the error of the first arm that failed, raised after the running arms have ended.
-    """
+    After an error or an interruption no further arm starts. The error of the first arm that failed is raised after the
+    running arms have ended."""
     if at_once == 1:
         for number, (arm, seed) in enumerate(todo, 1):
             run(number, arm, seed)

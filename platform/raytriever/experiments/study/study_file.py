@@ -60,12 +60,7 @@ _MARGINS = {"alike": "within", "no_worse_on_average": "within", "above_on_averag
 
 
 def load_study(path: Path) -> Study:
-    """Read a study from a file. Nothing is written, and no data set is opened.
-
-    Raises:
-        UserError: the file is missing or not YAML, a name in it is unknown, a local path does not exist, a value is
-            wrong, or settings contradict each other.
-    """
+    """Read a study from a file. Nothing is written, and no data set is opened."""
     where, content = str(path), read_settings(path)
     _check_names(content, _KEYS, where)
     texts = {key: _text(content, key, where) for key in _TEXTS}
@@ -121,11 +116,7 @@ def load_study(path: Path) -> Study:
 
 
 def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
-    """Read published results by row, data set and metric from a CSV with these columns and `value`.
-
-    Raises:
-        UserError: the file cannot be read, its columns have other names, or a value is not a number.
-    """
+    """Read published results by row, data set and metric from a CSV with these columns and `value`."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream))
@@ -160,11 +151,8 @@ def _dataset(
         raise ConfigError("has no path", where, "give the path alone, or `dataset:` next to the other settings")
     level, drop_own = settings.pop("level", 1), settings.pop("drop_own", True)
     if type(level) is not int or level < 1 or type(drop_own) is not bool:
-        raise ConfigError(
-            f"level: {level!r} or drop_own: {drop_own!r} is invalid",
-            where,
-            "give the lowest relevant grade, and true or false",
-        )
+        what = f"level: {level!r} or drop_own: {drop_own!r} is invalid"
+        raise ConfigError(what, where, "give the lowest relevant grade, and true or false")
     config = from_dict({"data": settings}, where, shared)
     with errors_within(where):
         fetch_paths(config.data)
@@ -211,15 +199,8 @@ def _arms(
 def read_claim(
     value: Any, rows: Sequence[str], metrics: tuple[str, ...], sets: Sequence[str], where: str, source: str
 ) -> Claim:
-    """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`.
-
-    Args:
-        rows, metrics, sets: names in the study. By default a claim is about all metrics and data sets.
-        source: source of a claim that does not name one.
-
-    Raises:
-        ConfigError: the kind or a name is unknown, or the claim has another number of arms.
-    """
+    """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`, by default about all `metrics` and
+    data `sets` of the study. `source` is that of a claim that does not name one."""
     content = _mapping(value, where)
     kinds = [kind for kind in _KINDS if kind in content]
     if len(kinds) != 1:

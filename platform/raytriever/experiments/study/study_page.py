@@ -31,12 +31,8 @@ Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 def study_tables(
     results: SeededResults, pairs: Sequence[TestedPair], baselines: Sequence[str], paper: Paper, caption: str
 ) -> list[ReportTable]:
-    """Return the tables of a study.
-
-    Args:
-        pairs: tests of every pair of rows, which decide the marks and the bold values.
-        baselines: at most two rows with which the others are compared.
-    """
+    """Return the tables of a study. The tests of all `pairs` of rows decide the marks, against at most two `baselines`,
+    and the bold values."""
     means: dict[str, dict[str, dict[str, float | None]]] = {row: {} for row in results.rows}
     for row, dataset in results.cells:
         names = results.cells[row, dataset][0].metrics
@@ -111,13 +107,8 @@ def page_text(
 ) -> str:
     """Return the page in Markdown.
 
-    Args:
-        lines: source, seeds and data of the study.
-        trainings: row of titles, and one row for each training.
-        paper: published results: a row of titles, then the other rows.
-        figures: captions by path, relative to the page.
-        pairs: lines about all pairs of rows.
-    """
+    `lines` are source, seeds and data of the study; the first row of `trainings` and of the published results `paper`
+    has the titles. Captions of figures are by path, relative to the page. `pairs` are lines about all pairs of rows."""
     parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), printed(tables)]
     if claims:
         verdicts = [[claim.text, claim.source, f"**{one.word}**", one.because] for claim, one in claims]

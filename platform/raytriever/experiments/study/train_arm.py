@@ -54,11 +54,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | None]:
-    """Return the run directory of an arm, and the settings of its training if there is one. Nothing is written.
-
-    Raises:
-        ConfigError: the directory holds an arm with other settings, or with another evaluation.
-    """
+    """Return the run directory of an arm, and the settings of its training if there is one. Nothing is written."""
     folder, curriculum = arm_folder(output, arm, seed), arm.curriculum
     settings: dict[str, Any] = {"model": {"model": arm.model}}
     if curriculum is not None:
@@ -77,13 +73,10 @@ def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | 
 
 
 class ArmRunner:
-    """Runner of the arms of a study.
+    """Runner of the arms of a study, whose name is the suffix of the arms' run names.
 
-    Args:
-        run_name: name of the study, which is the suffix of its arms' run names.
-        record: data of the study, for the tracker, for arms that do not open a data set themselves.
-        gpus: GPUs of each worker of an arm, 0 if the cluster has none; see `gpus_of_trial`.
-    """
+    `record` has the data of the study, for the tracker, for arms that do not open a data set themselves. Each worker of
+    an arm has `gpus`, 0 if the cluster has none; see `gpus_of_trial`."""
 
     def __init__(
         self, output: Path, run_name: str, tracker: Spool, record: DatasetRecord, log: Log, gpus: float
@@ -146,12 +139,8 @@ class ArmRunner:
 
 
 def evaluation_of(arm: Arm, model: str, precision: str | None) -> EvaluationJob:
-    """Return the evaluation of an arm on its data sets.
-
-    Args:
-        model: directory of the model, name of an untrained encoder, or `bm25`.
-        precision: precision of encoding; None for the fastest on the device.
-    """
+    """Return the evaluation of an arm on its data sets. `model` is the directory of a model, the name of an untrained
+    encoder, or `bm25`."""
     queries, passages = arm.lengths or (None, None)
     config = ModelConfig(model=model, query_length=queries, passage_length=passages)
     models, datasets = [EvaluatedModel(AFTER, parse_system(model, config))], list(arm.datasets.values())

@@ -26,14 +26,9 @@ STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own defau
 class Sampler:
     """Sampler that proposes points of the search space.
 
-    Args:
-        searcher: `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra
-            and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
-            2019). Running trials count as bad ones for Optuna, so that concurrent trials try different points.
-
-    Raises:
-        ConfigError: Optuna is not installed, or a range has no grid.
-    """
+    `grid` is every combination once, in order; `random` uniform points without repetition (Bergstra and Bengio, 2012);
+    `optuna` its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al., 2019), for which running trials
+    count as bad ones, so that concurrent trials try different points."""
 
     searcher: str
     space: SearchSpace
@@ -49,10 +44,7 @@ class Sampler:
     def propose(self, trials: Sequence[Trial], metric: str = "", settled: int | None = None) -> Point | None:
         """Return the point of the trial that follows these; None if all points were tried.
 
-        Args:
-            metric: metric to optimize, from which Optuna learns.
-            settled: number of first trials whose results Optuna gets; the others count as running. None for all.
-        """
+        Optuna learns from the `metric` of the first `settled` trials; the others count as running. None for all."""
         number = len(trials)
         if self.searcher == GRID:
             points = self.space.grid()

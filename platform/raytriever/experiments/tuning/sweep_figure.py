@@ -15,12 +15,8 @@ from raytriever.experiments.tuning.trial_log import Trial, setting_text
 def save_response(
     path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, log: bool
 ) -> None:
-    """Draw the metric over one dimension, with a point for each trial and a line through the means.
-
-    Args:
-        key: dimension whose values are numbers.
-        by: dimension with a line for each value, such as the loss; None for one line.
-    """
+    """Draw the metric over the numbers of one dimension, `key`: a point for each trial, and a line through the means
+    for each value of the dimension `by`, such as the loss; None for one line."""
     finished = [t for t in trials if t.value(metric) is not None and isinstance(t.settings[key], int | float)]
     if not finished:
         return

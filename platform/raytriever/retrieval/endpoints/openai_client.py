@@ -103,13 +103,9 @@ class Dialect(Protocol):
 
 
 class Client:
-    """Asynchronous context manager with the connections to a service.
+    """Asynchronous context manager with the connections to a service, for requests to `path` below the base address.
 
-    Args:
-        named_by: setting that holds the name of the model.
-        path: path of requests below the base address.
-        key: bearer token, if the service needs one.
-    """
+    The setting `named_by` holds the name of the model. `key` is a bearer token, if the service needs one."""
 
     def __init__(self, config: ServiceConfig, model: str, named_by: str, path: str, key: str | None) -> None:
         self.retried: dict[str, int] = {}
@@ -151,17 +147,10 @@ class Client:
             raise ServiceError(f"the service has no model {self._model!r}", self._named_by, self._clean(remedy))
 
     async def post(self, dialect: Dialect, body: Callable[[], dict[str, Any]], read: Callable[[bytes], T]) -> T:
-        """Send one request and return the response, parsed by `read`.
+        """Send the request that `body` builds for the current dialect, and return the response, parsed by `read`, which
+        may raise `TemporaryFailure`.
 
-        Args:
-            dialect: parameters that the service accepts.
-            body: function that builds the request for the current dialect.
-            read: function that parses a body; it may raise `TemporaryFailure`.
-
-        Raises:
-            ServiceError: the service cannot answer this or any other request.
-            RequestRefused: the service rejects this request.
-        """
+        `RequestRefused`: the service rejects this request; `ServiceError`: it cannot answer this or any other one."""
         attempt = 0
         while True:
             turn = self._turn()
@@ -216,13 +205,11 @@ class Client:
                         raise TemporaryFailure("an answer that is too long")
                 return response.status, bytes(result), retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
-            raise ServiceError(
-                f"has no trusted certificate ({error})", self._config.base, "check its certificate"
-            ) from error
+            what = f"has no trusted certificate ({error})"
+            raise ServiceError(what, self._config.base, "check its certificate") from error
         except aiohttp.InvalidURL as error:
-            raise ServiceError(
-                "is not a valid address", setting("base_url"), "give one such as http://localhost:8000/v1"
-            ) from error
+            remedy = "give one such as http://localhost:8000/v1"
+            raise ServiceError("is not a valid address", setting("base_url"), remedy) from error
         except TimeoutError as error:
             raise TemporaryFailure(f"no answer within {self._config.timeout:g} s") from error
         except aiohttp.ClientConnectorError as error:
@@ -235,15 +222,13 @@ class Client:
         if status in (401, 403):
             return self._key_refused(status, body)
         if status == 402 or (status == 429 and "insufficient_quota" in message):
-            return ServiceError(
-                f"the account has no credit ({message})", config.base, "add credit, and run the same command again"
-            )
+            remedy = "add credit, and run the same command again"
+            return ServiceError(f"the account has no credit ({message})", config.base, remedy)
         if status in _TEMPORARY_STATUSES or status >= 500:
             return TemporaryFailure(f"status {status}", wait)
         if status == 404 and (self._model in message or "model" in message.lower()):
-            return ServiceError(
-                f"the service has no model {self._model!r} ({message})", self._named_by, "give a model that it lists"
-            )
+            what = f"the service has no model {self._model!r} ({message})"
+            return ServiceError(what, self._named_by, "give a model that it lists")
         if status in (404, 405):
             what = f"nothing answers at {config.base}{self._path} ({status})"
             return ServiceError(what, setting("base_url"), "the address often ends in /v1")
@@ -252,15 +237,10 @@ class Client:
         return RequestRefused(f"status {status}: {message}")
 
     def _key_refused(self, status: int, body: bytes) -> ServiceError:
-        name = self._config.key_variable
-        remedy = (
-            f"check the key in {name}"
-            if self._key
-            else f"store a key in {name}, or give another {setting('key_variable')}"
-        )
-        return ServiceError(
-            f"rejects the key ({status}: {self._clean(error_message(body))})", self._config.base, remedy
-        )
+        name, message = self._config.key_variable, self._clean(error_message(body))
+        without = f"store a key in {name}, or give another {setting('key_variable')}"
+        remedy = f"check the key in {name}" if self._key else without
+        return ServiceError(f"rejects the key ({status}: {message})", self._config.base, remedy)
 
     def _unreachable(self, failure: TemporaryFailure) -> ServiceError:
         remedy = f"check {setting('base_url')} and the service, then run the same command again"

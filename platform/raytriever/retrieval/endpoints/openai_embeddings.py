@@ -336,11 +336,7 @@ class _PendingAnswers:
         self._endpoint, self._keys, self._answers = endpoint, keys, answers
 
     def result(self) -> Float32[ndarray, "texts width"]:
-        """Wait for the answers and return the embeddings in the order of the texts.
-
-        Raises:
-            UserError: the service does not answer, or the budget is used up.
-        """
+        """Wait for the answers and return the embeddings in the order of the texts."""
         return self._endpoint.collect(self._keys, self._answers)
 
 

@@ -1,19 +1,15 @@
-"""Store of paid embeddings. Rows on disk are found by the hash of the text, and are never removed.
+"""Store of paid embeddings: an SQLite database of the texts of one model of one service. Rows are never removed.
 
-A folder belongs to one model of one service. A row of `rows.bin` holds the hash of a text, its number of tokens and
-bytes, and the checksum of its embedding. The embedding is in the same row of `embeddings.bin`, and reaches the disk
-first. So a row that is cut short (by a kill) or has a wrong checksum does not count. Several processes may append.
+A row is found by the hash of its text. It is on disk before its embedding is used, so a kill loses only the requests in
+flight. Several processes may add rows.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import threading
-import zlib
-from array import array
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypedDict
 
@@ -21,13 +17,14 @@ import numpy as np
 from jaxtyping import Bool, Float32
 from numpy import ndarray
 
-from raytriever.core.errors import disk_errors
+from raytriever.core.errors import StorageError, disk_errors
 from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store.commit import write_atomically
-from raytriever.core.store.disk import fsync
 
-_ROW = np.dtype([("key", "V16"), ("tokens", "<u4"), ("bytes", "<u4"), ("crc", "<u4"), ("", "<u4")])
-_ABOUT, _ROWS, _EMBEDDINGS = "about.json", "rows.bin", "embeddings.bin"
+_ABOUT, _TEXTS = "about.json", "texts.sqlite"
+_COLUMNS = "key BLOB PRIMARY KEY, tokens INTEGER, bytes INTEGER, embedding BLOB"
+_SECONDS = 120.0  # longest wait for another process that adds rows
+_REMEDY = "remove the folder: its texts are encoded again"
 
 
 class PaidModel(TypedDict):
@@ -40,17 +37,17 @@ class PaidModel(TypedDict):
 
 
 class PaidEmbeddings:
-    """Paid embeddings in a folder. `about` is None until `begin` was called once."""
+    """Paid embeddings in a folder. `about` is None until `begin` was called once. Any thread may call the methods."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.about: PaidModel | None = None
         self.tokens = self.bytes = 0  # totals over all rows
-        self._row: dict[bytes, int] = {}
-        self._crcs, self._tokens = array("L"), array("L")
-        self._lock = threading.Lock()
         if (folder / _ABOUT).exists():
-            self.about = read_json(folder / _ABOUT, PaidModel, "remove the folder: its texts are encoded again")
+            self.about = read_json(folder / _ABOUT, PaidModel, _REMEDY)
+            with self._database() as database:
+                query = "SELECT ifnull(sum(tokens), 0), ifnull(sum(bytes), 0) FROM texts"
+                self.tokens, self.bytes = database.execute(query).fetchone()
 
     def begin(self, about: PaidModel) -> None:
         """Create the folder."""
@@ -62,22 +59,13 @@ class PaidEmbeddings:
     def find(self, keys: Sequence[bytes]) -> tuple[Float32[ndarray, "texts width"], Bool[ndarray, " texts"], int]:
         """Return the embeddings of texts (0 for missing ones), a mask of those that exist, and their total tokens."""
         assert self.about is not None
-        width = self.about["width"]
-        embeddings, is_found = np.zeros((len(keys), width), np.float32), np.zeros(len(keys), bool)
-        tokens = 0
-        with self._lock:
-            self._read_rows()
-            if not self._row:
-                return embeddings, is_found, tokens
-            with open(self.folder / _EMBEDDINGS, "rb") as file:
-                for number, key in enumerate(keys):
-                    row = self._row.get(key)
-                    if row is None:
-                        continue
-                    raw = os.pread(file.fileno(), 4 * width, 4 * width * row)
-                    if zlib.crc32(raw) == self._crcs[row]:
-                        embeddings[number], is_found[number] = np.frombuffer(raw, "<f4"), True
-                        tokens += self._tokens[row]
+        embeddings = np.zeros((len(keys), self.about["width"]), np.float32)
+        is_found, tokens = np.zeros(len(keys), bool), 0
+        with self._database() as database:
+            for number, key in enumerate(keys):
+                if row := database.execute("SELECT embedding, tokens FROM texts WHERE key = ?", [key]).fetchone():
+                    embeddings[number], is_found[number] = np.frombuffer(row[0], "<f4"), True
+                    tokens += row[1]
         return embeddings, is_found, tokens
 
     def put(
@@ -87,54 +75,19 @@ class PaidEmbeddings:
         tokens: Sequence[int],
         sizes: Sequence[int],
     ) -> None:
-        """Store the embeddings of texts. Return when they are on disk.
+        """Store embeddings, the tokens and the bytes of their texts. Return when they are on disk."""
+        rows = zip(keys, tokens, sizes, [row.tobytes() for row in embeddings.astype("<f4")], strict=True)
+        with self._database() as database:
+            database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", rows)
+        self.tokens, self.bytes = self.tokens + sum(tokens), self.bytes + sum(sizes)
 
-        Args:
-            tokens: number of tokens of each text, as counted by the service.
-            sizes: bytes of each text.
-        """
-        assert self.about is not None
-        rows = np.zeros(len(keys), _ROW)
-        raw = [np.ascontiguousarray(row, "<f4").tobytes() for row in embeddings]
-        rows["key"] = np.frombuffer(b"".join(keys), "V16")
-        rows["tokens"], rows["bytes"], rows["crc"] = tokens, sizes, [zlib.crc32(row) for row in raw]
-        with self._lock, disk_errors(self.folder):
-            file = os.open(self.folder / _ROWS, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                count = os.fstat(file).st_size // _ROW.itemsize
-                _write(self.folder / _EMBEDDINGS, b"".join(raw), 4 * self.about["width"] * count)
-                _write(self.folder / _ROWS, rows.tobytes(), _ROW.itemsize * count)
-            finally:
-                os.close(file)
-            self._read_rows()
-
-    def _read_rows(self) -> None:
-        """Read the rows that were appended since the last call."""
-        path, known = self.folder / _ROWS, len(self._crcs)
-        if not path.exists() or path.stat().st_size < _ROW.itemsize * (known + 1):
-            return
-        with open(path, "rb") as file:
-            file.seek(_ROW.itemsize * known)
-            raw = file.read()
-        new = np.frombuffer(raw[: len(raw) // _ROW.itemsize * _ROW.itemsize], _ROW)
-        keys = new["key"].tobytes()
-        self._row.update((keys[16 * number : 16 * number + 16], known + number) for number in range(len(new)))
-        self._crcs.extend(new["crc"].tolist())
-        self._tokens.extend(new["tokens"].tolist())
-        self.tokens += int(new["tokens"].sum())
-        self.bytes += int(new["bytes"].sum())
-
-
-def _write(path: Path, content: bytes, offset: int) -> None:
-    is_new = not path.exists()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        done = 0
-        while done < len(content):
-            done += os.pwrite(file, content[done:], offset + done)
-        os.fsync(file)
-    finally:
-        os.close(file)
-    if is_new:
-        fsync(path.parent)
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """Open the database for a transaction, which is on disk at the end of the block."""
+        try:
+            with closing(sqlite3.connect(self.folder / _TEXTS, timeout=_SECONDS)) as database, database:
+                database.execute(f"CREATE TABLE IF NOT EXISTS texts ({_COLUMNS})")
+                yield database
+        except sqlite3.Error as error:
+            remedy = "free some disk space" if "full" in str(error) else _REMEDY
+            raise StorageError(f"cannot be used ({error})", str(self.folder / _TEXTS), remedy) from error

@@ -35,11 +35,7 @@ def pair_scores(
     query_rows: Int64[ndarray, " pairs"],
     document_rows: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
-    """Return the scores of pairs of rows. They have the same bits as those of a search.
-
-    Raises:
-        IndexError: a row is out of range.
-    """
+    """Return the scores of pairs of rows, all in range. They have the same bits as those of a search."""
     for rows, vectors in ((query_rows, queries), (document_rows, documents)):
         if len(rows) and (rows.min() < 0 or rows.max() >= len(vectors)):
             raise IndexError(f"rows must be in [0, {len(vectors)})")
@@ -71,12 +67,8 @@ def scores_of_pairs(
     lengths: Float64[Tensor, " pairs"],
     gpu_bytes: int = 0,
 ) -> Float32[Tensor, " pairs"]:
-    """Return the scores of pairs of rows on any device.
-
-    Args:
-        lengths: upper bounds of the products of their norms.
-        gpu_bytes: largest size of temporary tensors on a GPU.
-    """
+    """Return the scores of pairs of rows on any device, with temporary tensors of at most `gpu_bytes` on a GPU.
+    `lengths` are upper bounds of the products of their norms."""
     sums = torch.empty_like(lengths)
     if queries.device.type == "cpu":
         # Use NumPy in our own threads: torch would synchronize its threads after each of these small operations.
@@ -104,13 +96,10 @@ def round_sums(
     documents: Float32[Tensor, "documents width"],
     rows: Callable[[Bool[Tensor, "*shape"]], tuple[Tensor, ...]],
 ) -> Float32[Tensor, "*shape"]:
-    """Return the scores of pairs.
+    """Return the scores of pairs from their dot products, summed in float64 in any order.
 
-    Args:
-        sums: dot products of the pairs, summed in float64 in any order.
-        lengths: upper bounds of the products of their norms.
-        rows: function that returns the rows of the queries and documents of selected pairs.
-    """
+    `lengths` are upper bounds of the products of their norms; `rows` returns the rows of the queries and documents of
+    selected pairs."""
     errors = lengths * ((queries.shape[1] + 2) * 2.0**-53)
     is_unsure = ((sums - errors).float() != (sums + errors).float()) & sums.isfinite()
     if bool(is_unsure.any()):
@@ -139,11 +128,7 @@ _has_searched = _was_forked = False
 
 
 def refuse_forked() -> None:
-    """Check that this process may search; called before every search.
-
-    Raises:
-        ConfigError: this process was forked from a process that had searched.
-    """
+    """Raise `ConfigError` if this process was forked from one that had searched; called before every search."""
     global _has_searched
     if _was_forked:
         what = "this process was forked after a search, so its worker threads are missing"

@@ -37,12 +37,8 @@ def bytes_per_document(dtype: str, width: int) -> int:
 
 @dataclass(frozen=True)
 class Quantizer:
-    """Conversion between embeddings and codes.
-
-    Args:
-        dtype: `int8`, `binary` or `ubinary`.
-        ranges: lowest and highest value of each component in the sample; only for int8.
-    """
+    """Conversion between embeddings and codes of a type: `int8`, `binary` or `ubinary`. Only int8 has `ranges`: the
+    lowest and the highest value of each component in the sample."""
 
     dtype: str
     ranges: Float32[ndarray, "2 width"] | None = None
@@ -85,12 +81,8 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class QuantisedDocuments:
-    """Quantized documents for search.
-
-    Args:
-        blocks: function that returns the blocks of fp32 embeddings; see `index.exact_top_k.top_k_of_blocks`.
-        ties: result of `index.exact_top_k.tie_order`.
-    """
+    """Quantized documents for search. `blocks` returns their fp32 embeddings, and `ties` is the result of `tie_order`;
+    see `index.exact_top_k`."""
 
     quantizer: Quantizer
     blocks: Callable[[], Blocks]
@@ -102,11 +94,8 @@ class QuantisedDocuments:
     ) -> tuple[Float32[ndarray, "queries depth"], Int64[ndarray, "queries depth"]]:
         """Return scores and documents of the best results, best first. All scores are rescored.
 
-        Args:
-            queries: embeddings in fp32.
-            rescored: number of candidates from which the first results are chosen. If it is below `depth`, more
-                documents from the search with codes follow, in the order of their code scores.
-        """
+        The first results are chosen from `rescored` candidates. If these are fewer than `depth`, more documents from
+        the search with codes follow, in the order of their code scores."""
         quantizer = self.quantizer
         blocks = ((first, quantizer.factors(values)) for first, values in self.blocks())
         _, candidates = top_k_of_blocks(quantizer.factors(queries), blocks, max(depth, rescored), self.ties)

@@ -33,11 +33,7 @@ class TieOrder:
 
     @classmethod
     def of(cls, ties: Int64[ndarray, " documents"]) -> TieOrder:
-        """Create the order from the result of `tie_order`, or from any numbers that ascend in the desired order.
-
-        Raises:
-            DataError: there are more documents than 32 bits can number.
-        """
+        """Create the order from the result of `tie_order`, or from any numbers that ascend in the desired order."""
         if len(ties) > _LOW:
             raise DataError(f"there are {len(ties):,} documents", remedy="search at most 4,294,967,295 at once")
         documents = np.argsort(ties, kind="stable")

@@ -100,11 +100,8 @@ class Analyzer:
     def number_terms(
         self, texts: Sequence[str]
     ) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
-        """Analyze many texts, in half the time of `analyze` and with less memory.
-
-        Returns:
-            The distinct terms, sorted; the numbers of all terms, text after text; and the count of terms of each text.
-        """
+        """Analyze many texts, in half the time of `analyze` and with less memory: return the distinct terms, sorted;
+        the numbers of all terms, text after text; and the count of terms of each text."""
         numbers: defaultdict[str, int] = defaultdict()
         numbers.default_factory = numbers.__len__
         ids, ends = array("q"), array("q", [0])
@@ -191,12 +188,8 @@ def analyzer_line(analysis: Mapping[str, Any]) -> str:
 class Analysis:
     """Statistics of the analyzer's output: means over a sample of a corpus.
 
-    Args:
-        tokens_per_document: number of terms, including repeated ones.
-        characters_per_document: number of characters that are not white space.
-        unspaced_share: share of these characters in scripts without spaces between words, 0 to 1.
-        unspaced_run: mean length of a run of such characters without a space or punctuation.
-    """
+    Terms include repeated ones, characters exclude white space. `unspaced_share` of these are in scripts without spaces
+    between words; `unspaced_run` is the mean length of a run of such characters without a space or punctuation."""
 
     analyzer: Analyzer
     tokens_per_document: float

@@ -96,12 +96,9 @@ class MiningConfig:
             what = f"{self.depth} is not above {setting('range_min')} {self.range_min}"
             raise ConfigError(what, setting("range_max"), "give a higher rank")
         if self.num_negatives > self.depth - self.range_min:
-            raise ConfigError(
-                f"{self.num_negatives} negatives out of {self.depth - self.range_min} ranks "
-                f"({self.range_min} to {self.depth - 1})",
-                setting("num_negatives"),
-                f"give fewer, or a higher {setting('range_max')}",
-            )
+            ranks = f"{self.depth - self.range_min} ranks ({self.range_min} to {self.depth - 1})"
+            what = f"{self.num_negatives} negatives out of {ranks}"
+            raise ConfigError(what, setting("num_negatives"), f"give fewer, or a higher {setting('range_max')}")
         check_changed(self)
 
 

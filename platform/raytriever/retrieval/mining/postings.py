@@ -48,14 +48,8 @@ _Allocate = Callable[[str, int, Any], ndarray]
 
 @dataclass(frozen=True)
 class PostingsBlock:
-    """Terms of a block of documents.
-
-    Args:
-        terms: distinct terms, sorted.
-        counts: number of documents that contain each term.
-        rows: rows of these documents, term after term, ascending within a term.
-        frequencies: how often the document contains the term, aligned with `rows`.
-        lengths: number of terms of each document, including repeated ones.
+    """Terms of a block of documents: distinct terms, sorted, with the number of documents that contain each; the rows
+    of these documents, term after term, and how often each contains the term; and the number of terms of each document.
     """
 
     terms: Sequence[str]
@@ -93,12 +87,8 @@ class PostingsBlock:
 class Postings:
     """Postings of a corpus, in memory or memory-mapped.
 
-    Args:
-        vocabulary: term -> number of the term.
-        starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
-        documents: positions of documents, ascending within a term.
-        weights: weight that the term adds to the score of the document, above 0.
-    """
+    Those of the term with the number t are at the indices `starts[t]` to `starts[t + 1]`: ascending positions of
+    documents, and the weight, above 0, that the term adds to the score of the document."""
 
     size: int
     vocabulary: dict[str, int]
@@ -115,7 +105,7 @@ class Postings:
 
     @classmethod
     def cached(cls, documents: Documents, analyzer: Analyzer) -> Postings:
-        """Open the postings of a corpus in the cache, or make them. Raises the errors of `Bm25Index.of`."""
+        """Open the postings of a corpus in the cache, or make them."""
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
         content = [_FORMAT, documents.digest, analyzer.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -130,12 +120,8 @@ class Postings:
 
 
 def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate) -> Postings:
-    """Compute the postings of a corpus from its blocks.
-
-    Args:
-        read_blocks: function that returns the blocks in order. It is called twice.
-        allocate: function that allocates the arrays of the result.
-    """
+    """Compute the postings of a corpus from its blocks, in order. `read_blocks` is called twice, and `allocate`
+    allocates the arrays of the result."""
     vocabulary: dict[str, int] = {}
     numbers, counts, lengths = [], np.zeros(0, np.int64), []
     for block in read_blocks():

@@ -53,15 +53,9 @@ _DIFFERENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringResult:
-    """Result of a scoring job.
-
-    Args:
-        positives, candidates: scores of the positives and of the candidates.
-        above: share of candidates that score above their query's lowest positive: likely false negatives.
-        activation: activation that sentence-transformers would apply to the scores.
-        scored, seconds: number of pairs that this call scored, and its duration.
-        quarantined: a line about quarantined rows, if there are any.
-    """
+    """Result of a scoring job: the scores of the positives and of the candidates, the share of candidates that score
+    above their query's lowest positive (likely false negatives), the activation that sentence-transformers would apply
+    to the scores, and the pairs that this call scored."""
 
     queries: int
     positives: Float32[ndarray, " positives"]
@@ -83,16 +77,8 @@ def run_scoring(
     precision: str | None = None,
     part: int = PART_PAIRS,
 ) -> ScoringResult:
-    """Score the pairs and commit the scores to `output`. If it already has these scores, read them.
-
-    Args:
-        split: split whose queries are scored.
-        precision: precision of the cross-encoder; None for the fastest on this hardware.
-        part: number of pairs that are committed together.
-
-    Raises:
-        UserError: an error that the user can correct.
-    """
+    """Score the pairs of a split and commit the scores to `output`. If it already has these scores, read them. `part`
+    pairs are committed together. By default the cross-encoder has the fastest precision of this hardware."""
     if not config.model:
         raise ConfigError("is missing", setting("model"), "name a cross-encoder: a directory, or a hub name")
     check_writable(output)
@@ -164,13 +150,11 @@ def _score(
             some = teacher.logits([dataset.queries.texts[q] for q in queries], [passages[d] for d in documents])
             bad = np.flatnonzero(~np.isfinite(some))
             if len(bad):
-                first = dataset.queries.ids[queries[bad[0]]], dataset.documents.ids[documents[bad[0]]]
-                raise ModelError(
-                    f"{len(bad)} of {len(some)} scores are not finite, the first of query {first[0]!r} and document "
-                    f"{first[1]!r}",
-                    str(teacher.directory),
-                    f"try {setting('precision')} fp32, or another cross-encoder",
-                )
+                query, document = dataset.queries.ids[queries[bad[0]]], dataset.documents.ids[documents[bad[0]]]
+                what = f"{len(bad)} of {len(some)} scores are not finite"
+                what += f", the first of query {query!r} and document {document!r}"
+                remedy = f"try {setting('precision')} fp32, or another cross-encoder"
+                raise ModelError(what, str(teacher.directory), remedy)
             scores[rows] = some
             finished.write(name, partial(_save, some))
             progress.advance(len(some))
@@ -195,11 +179,7 @@ def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distinct pairs of positions, sorted by query and then by document.
-
-    Args:
-        positive: True if the document is relevant to the query.
-    """
+    """Distinct pairs of positions, sorted by query and then by document. `positive` marks relevant documents."""
 
     queries: Int64[ndarray, " pairs"]
     documents: Int64[ndarray, " pairs"]
@@ -215,12 +195,7 @@ class Pairs:
 
 
 def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
-    """Collect the pairs of a split.
-
-    Raises:
-        ConfigError: no source of candidates is passed, and the data set has no hard negatives.
-        DataError: the split has no positive, or none of its queries has a candidate.
-    """
+    """Collect the pairs of a split."""
     positives = dataset.positives(split)
     if not len(positives):
         raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "choose another split")

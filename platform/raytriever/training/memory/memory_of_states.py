@@ -42,13 +42,8 @@ class StateBytes:
     def of(
         cls, settings: TrainingConfig, workers: int, weights: int, trained: Sequence[int], cached: bool
     ) -> StateBytes:
-        """Return the bytes of one worker.
-
-        Args:
-            weights: bytes of all weights.
-            trained: number of values of each trained parameter.
-            cached: True if gradients are summed over chunks.
-        """
+        """Return the bytes of one worker, given the bytes of all weights, and of each trained parameter its number of
+        values. If chunks are `cached`, gradients are summed over them."""
         own, strategy = FLOAT * sum(trained), settings.strategy
         gradients = own * cached
         if strategy == "fsdp2":
@@ -65,12 +60,8 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class WorkerTexts:
-    """Texts that one worker encodes and scores in a step.
-
-    Args:
-        tokens: number of tokens of the longest text.
-        width: embedding dimension.
-    """
+    """Texts of at most `tokens` tokens that one worker encodes and scores in a step, with embeddings of `width`
+    dimensions."""
 
     queries: int
     passages: int

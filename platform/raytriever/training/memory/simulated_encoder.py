@@ -45,13 +45,9 @@ _NAME = "raytriever_fused"
 
 @dataclass(frozen=True)
 class ChunkBytes:
-    """Bytes of one chunk, in addition to the weights.
-
-    Args:
-        cast: bf16 copies of weights, which autocast makes once and holds for all chunks.
-        kept: other bytes that are still allocated after the forward pass, because the backward pass needs them.
-        peak: peak in forward and backward, including the gradients of this chunk.
-    """
+    """Bytes of one chunk, in addition to the weights: the bf16 copies of these, which autocast makes once and holds for
+    all chunks; others still allocated after the forward pass for the backward pass; and the peak in both passes,
+    including the gradients of this chunk."""
 
     cast: int
     kept: int
@@ -59,13 +55,8 @@ class ChunkBytes:
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Counter of the bytes that operations allocate within the context.
-
-    Attributes:
-        live: bytes that are allocated now.
-        peak: maximum of `live`.
-        cast: bytes of the copies that autocast made of ignored tensors.
-    """
+    """Counter of the bytes that operations allocate within the context: those that are `live` now, their maximum, and
+    those of the copies that autocast made of ignored tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,13 +95,8 @@ class AllocationTracker(TorchDispatchMode):
 
 
 class SimulatedEncoder:
-    """Encoder of fake tensors that runs the code of training.
-
-    Args:
-        encoder: an encoder on the meta device, prepared for training.
-        device: `cuda` or `cpu`, which decides the kernels.
-        precision: `fp32` or `bf16`.
-    """
+    """Encoder of fake tensors that runs the code of training, from one on the meta device that is prepared for it. The
+    device, `cuda` or `cpu`, decides the kernels."""
 
     def __init__(self, encoder: Encoder, device: str, precision: str) -> None:
         self.encoder, self.mode, self.precision = encoder.train(), fake(encoder), precision
@@ -124,14 +110,10 @@ class SimulatedEncoder:
         return [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
 
     def chunk_bytes(self, texts: int, tokens: int, frees_gradients: bool = False) -> ChunkBytes:
-        """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it.
+        """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it. Each
+        gradient may be freed as soon as it is complete, as `fsdp2` does after reducing it.
 
-        Args:
-            frees_gradients: free each gradient as soon as it is complete, as `fsdp2` does after reducing it.
-
-        Raises:
-            ModelError: the model does not encode tokens, or its code depends on values of tensors.
-        """
+        Raise `ModelError` if the model does not encode tokens, or its code depends on values of tensors."""
         try:
             return self._run(texts, tokens, frees_gradients)
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -179,11 +161,7 @@ def fake(module: nn.Module) -> FakeTensorMode:
 def simulate(
     files: ModelFiles, side: Side, model: ModelConfig, description: Description, device: str, precision: str
 ) -> SimulatedEncoder:
-    """Build an encoder from `config.json`, and prepare it for training; no weights are read.
-
-    Raises:
-        ModelError: the configuration is missing or damaged, or transformers does not know the architecture.
-    """
+    """Build an encoder from `config.json`, and prepare it for training; no weights are read."""
     config = files.sides[side].transformer.config
     with model_errors(files.directory), quiet_transformers(warnings=False), torch.device("meta"):
         backbone = text_encoder_of(config, base_type(model.lora_rank, precision))

@@ -58,13 +58,8 @@ Encode = Callable[[TokenBatch, Side], Tensor]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Chunk of a batch, with the results of the passes over it.
-
-    Attributes:
-        state: dropout state before its first pass; not set if its activations are kept.
-        embeddings: embeddings with their activations, until they are differentiated.
-        gradient: gradient of the loss by its embeddings.
-    """
+    """Chunk of a batch with its dropout state before its first pass (not set if its activations are kept), its
+    embeddings until they are differentiated, and the gradient of the loss by them."""
 
     tokens: TokenBatch
     side: Side
@@ -86,22 +81,15 @@ def cached_loss(
 ) -> LossOutput:
     """Return the loss of a batch whose chunks are encoded one at a time.
 
-    Args:
-        texts: texts of each chunk.
-        encode: computes the embeddings of one chunk, `[texts, width]` in float32.
-        precision: autocast context of `encode`. It is entered once a pass, so that weights are cast once a pass.
-        reduce: computes the loss from the embeddings of all chunks, in their order.
-        encoder: trained parameters that `encode` uses.
-        loss: trained parameters that `reduce` uses.
-        vote: vote of the workers on whether one ran out of memory; None if chunks communicate (FSDP2). Then each chunk
-            has its own backward pass, which adds its gradients to the parameters.
-        keep: number of last chunks that are encoded once, with their activations kept until backward; at least 1.
-        leaves_chunk: leave the backward pass of the smallest chunk to the backward pass of the result. A wrapper can
-            then reduce the gradients that are complete while it computes the others.
+    `encode` computes the float32 embeddings of one chunk, with the trained parameters `encoder`, and `reduce` the loss
+    from those of all chunks in their order, with the trained parameters `loss`. The autocast context `precision` of
+    `encode` is entered once a pass, so that weights are cast once a pass. The workers `vote` on whether one ran out of
+    memory; None if chunks communicate (FSDP2). Then each chunk has its own backward pass, which adds its gradients to
+    the parameters. The last `keep` chunks are encoded once, with their activations kept until backward. `leaves_chunk`
+    leaves the backward pass of the smallest chunk to that of the result: a wrapper can then reduce the gradients that
+    are complete while it computes the others.
 
-    Raises:
-        OutOfMemory: a worker ran out of memory; no gradient has been delivered.
-    """
+    `OutOfMemory`: a worker ran out of memory; no gradient has been delivered."""
     chunks = [_Chunk(tokens, side) for tokens, side in texts]
     earlier, last, device = chunks[:-keep], chunks[-keep:], chunks[0].tokens["input_ids"].device
 
@@ -220,9 +208,6 @@ class _Delivery(torch.autograd.Function):
         return None, None, *(gradients.pop() * grad for _ in range(len(gradients)))
 
 
-# -------------------------------------------------------------------------------------------------------- out of memory
-
-
 class OutOfMemory(MemoryError):
     """A step ran out of memory on at least one worker."""
 
@@ -233,25 +218,18 @@ class Vote:
     One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then
     wait for it in a collective forever. So with gradient caching the workers vote twice in a step, when no collective
     is under way: after all chunks are encoded, and before the gradients are synchronized. They vote over gloo, in CPU
-    memory, so no worker waits for its GPU.
+    memory, so no worker waits for its GPU. All workers make every call in the same order.
 
     A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards its partial results,
     `ChunkChoice.smaller` halves the chunk and stores it, and the loop runs the step again. In other places, and with
     FSDP2, a worker that runs out of memory raises. Ray Train then restarts all workers, with a smaller chunk.
-
-    Args:
-        workers: group for CPU tensors; all workers make every call in the same order.
     """
 
     def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do this worker's own work, which calls no collective, and return its result.
-
-        Raises:
-            OutOfMemory: a worker ran out of memory.
-        """
+        """Do this worker's own work, which calls no collective, and return its result. One `OutOfMemory` is of all."""
         results: list[T] = []
         reason = "another worker ran out of memory"
         try:

@@ -27,13 +27,8 @@ SAME_RUN = f"give the model, the settings and the data of this run, or another {
 def slices_of(
     name: str, values: Tensor, start: int, shape: tuple[int, ...], moments: Mapping[str, Tensor]
 ) -> Iterator[Slice]:
-    """Yield a worker's slices of a weight and of its moments. The step count comes with the slice that starts at 0.
-
-    Args:
-        values: the worker's slice of the weight, one-dimensional.
-        start: index of its first value in the flattened weight.
-        moments: the worker's slices of the moments, and the step count, by name.
-    """
+    """Yield a worker's one-dimensional slice `values` of a weight, from index `start` of the flattened weight, and
+    those of its moments by name. The step count comes with the slice that starts at 0."""
     yield Slice(name, values, start, shape)
     for key, own in moments.items():
         if key != STEP:
@@ -43,11 +38,7 @@ def slices_of(
 
 
 def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.Parameter, str, Tensor], None]) -> None:
-    """Pass every saved tensor to `put(name, parameter, kind, values)`. `kind` is empty for a weight.
-
-    Raises:
-        StorageError: the state belongs to another model, or is incomplete.
-    """
+    """Pass every saved tensor of this model to `put(name, parameter, kind, values)`; `kind` is empty for a weight."""
     own = dict(module.named_parameters())
     shapes = {name: shape_of(parameter) for name, parameter in own.items()}
     kinds_of: dict[str, set[str]] = {}

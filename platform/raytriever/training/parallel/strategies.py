@@ -39,13 +39,8 @@ class NotFiniteError(TrainingError):
 class Strategy(ABC):
     """Data-parallel training of one model; all workers make every call in the same order.
 
-    Unless a subclass shards them, every worker has a full copy of the model and of the optimizer's state.
-
-    Args:
-        objective: module on `device`, the same on every worker.
-        optimizer: optimizer of its trained parameters, without state.
-        max_grad_norm: gradients with a larger norm are scaled down to this norm.
-    """
+    Unless a subclass shards them, every worker has a full copy of the model, on `device`, and of the optimizer's state,
+    which is new. Gradients with a norm above `max_grad_norm` are scaled down to it."""
 
     def __init__(
         self,
@@ -91,11 +86,8 @@ class Strategy(ABC):
         return norm
 
     def abandon(self) -> bool:
-        """Discard the partial results of a step that ran out of memory; it has changed no weight.
-
-        Returns:
-            True if the step can be repeated in this process.
-        """
+        """Discard the partial results of a step that ran out of memory, which has changed no weight; return whether it
+        can be repeated in this process."""
         self._optimizer.zero_grad(set_to_none=True)
         for parameter, state in list(self._optimizer.state.items()):
             if not {STEP, *MOMENTS} <= state.keys():  # only some of the moments could be allocated
@@ -152,9 +144,6 @@ class Replicas(Strategy):
         return output
 
 
-# ---------------------------------------------------------------------------------------------------- results of a step
-
-
 class HostValues:
     """Scalars of a device; the constructor starts one copy of all of them to the CPU."""
 
@@ -171,9 +160,6 @@ class HostValues:
 def finite_or_refused(value: float, norm: float, number: int) -> None:
     """Raise `NotFiniteError` unless a step's loss and the norm of its gradient are finite."""
     if not (norm < float("inf") and abs(value) < float("inf")):
-        raise NotFiniteError(
-            f"the loss is {value}, its gradient's norm {norm}",
-            f"step {number}",
-            f"lower {setting('learning_rate')}, raise {setting('temperature')} or {setting('warmup_steps')}, or use "
-            f"{setting('precision')} fp32",
-        )
+        raised = f"{setting('temperature')} or {setting('warmup_steps')}"
+        remedy = f"lower {setting('learning_rate')}, raise {raised}, or use {setting('precision')} fp32"
+        raise NotFiniteError(f"the loss is {value}, its gradient's norm {norm}", f"step {number}", remedy)

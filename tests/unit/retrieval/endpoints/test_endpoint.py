@@ -19,6 +19,7 @@ from tiny_models import write_cross_encoder
 
 import raytriever as rt
 from raytriever.cli.main import run
+from raytriever.core.errors import StorageError
 
 TEXTS = [f"text {number} of letters {'abcxyz' * (number % 5)}" for number in range(150)]
 KEY = "right-secret-key"
@@ -62,17 +63,13 @@ def test_a_text_is_paid_once(serve: Callable[..., Served], capsys: pytest.Captur
     assert set(paid(served).values()) == {1}
 
 
-def test_damaged_rows_are_asked_for_again(serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_a_damaged_database_is_named_with_its_remedy(serve: Callable[..., Served], tmp_path: Path) -> None:
     served = serve()
-    whole = load(served).encode_passages(TEXTS)
-    [rows] = (tmp_path / "cache" / "endpoints").glob("*/rows.bin")
-    embeddings = rows.with_name("embeddings.bin")
-    rows.write_bytes(rows.read_bytes()[:-5])  # as a kill leaves them
-    damaged = bytearray(embeddings.read_bytes())
-    damaged[4 * 24 * 7] ^= 1
-    embeddings.write_bytes(damaged)
-    assert load(served).encode_passages(TEXTS).tobytes() == whole.tobytes()
-    assert sorted(paid(served).values())[-3:] == [1, 2, 2]
+    load(served).encode_passages(TEXTS)
+    [database] = (tmp_path / "cache" / "endpoints").glob("*/texts.sqlite")
+    database.write_bytes(b"of another program" * 300)
+    with pytest.raises(StorageError, match=r"texts.sqlite: cannot be used .*; remove the folder: its texts"):
+        load(served).encode_passages(TEXTS)
 
 
 PROGRAM = "from raytriever.cli.main import run; run()"

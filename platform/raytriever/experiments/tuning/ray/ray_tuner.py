@@ -105,12 +105,8 @@ class TrialProposals(_Stateless, Searcher):
 class Asha(_Stateless, AsyncHyperBandScheduler):
     """Asynchronous successive halving (Li et al., 2020) that includes the trials of earlier calls.
 
-    Args:
-        metric, larger: metric that compares trials, and whether larger values are better.
-        grace: no trial is stopped before this step.
-        factor: at each rung, one in this many trials continues.
-        curve_of: function that returns the curve of a resumed trial, given its number.
-    """
+    No trial is stopped before the step `grace`; at each rung, one in `factor` continues. `curve_of` returns the curve
+    of a resumed trial, given its number."""
 
     def __init__(
         self,
@@ -125,9 +121,8 @@ class Asha(_Stateless, AsyncHyperBandScheduler):
         super().__init__(STEP, metric, mode, max_t=NO_STEP_LIMIT, grace_period=grace, reduction_factor=factor)
         self._curve_of = curve_of
         for number, curve in enumerate(earlier):
-            self._replay(
-                SimpleNamespace(trial_id=f"earlier-{number}"), curve
-            )  # the scheduler reads only the id of a trial
+            # The scheduler reads only the id of a trial.
+            self._replay(SimpleNamespace(trial_id=f"earlier-{number}"), curve)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """See `TrialScheduler`."""

@@ -72,13 +72,8 @@ LOSS = "loss.loss"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Result of a sweep.
-
-    Args:
-        best: the best trial; None if no trial finished.
-        results: results of the best trial on the test split; None if no trial finished.
-        is_new: False if an earlier call had already finished the sweep.
-    """
+    """Result of a sweep: without a finished trial, there is no best one and no results of it on the test split.
+    `is_new` is False if an earlier call had already finished the sweep."""
 
     path: Path
     trials: list[Trial]
@@ -102,15 +97,8 @@ def run_sweep(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> SweepResult:
-    """Run all trials of a sweep and evaluate the best one on the test split.
-
-    Args:
-        base: settings of all trials, except for the searched ones.
-
-    Raises:
-        UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise no error; the
-            result lists them.
-    """
+    """Run all trials of a sweep and evaluate the best one on the test split. A failed trial raises no error. `base` are
+    the settings of all trials, except for the searched ones."""
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
     # All settings that decide the trials of a sweep, by section.
@@ -232,10 +220,7 @@ def evaluate_best(
 ) -> Results:
     """Evaluate the best trial like the end of a run. Write `best/` and `best.yaml` unless they already belong to it.
 
-    Args:
-        tracker: Tracker of the sweep. Metrics are logged to the trial's run, whose name is a tag of the sweep's run.
-        started: `time.monotonic()` at the start of the command.
-    """
+    `tracker` is that of the sweep. Metrics are logged to the trial's run, whose name is a tag of the sweep's run."""
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     run = open_best(output, config)
     if results := finished_results(run):
@@ -258,7 +243,9 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
     """Write `figures/response-NAME` for each searched number. Write `table.md` last, because it marks the end."""
     if not trials:
         return
-    figures, title = output / FIGURES, metric_label(metric)
+    figures = output / FIGURES
+    on_batches = {DEV_LOSS: "dev loss", BATCH_AUC: "dev batch AUC"}  # these are measured on dev batches
+    title = on_batches.get(metric) or metric_title(metric.removeprefix(DEV))
     keys = [one.key for one in space.dimensions]
     by = LOSS if LOSS in keys else None
     for one in space.dimensions:
@@ -269,10 +256,3 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
     for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
         if (output / name).exists():
             tracker.log_file(output / name)
-
-
-def metric_label(name: str) -> str:
-    """Return the title of a metric, including those that are measured on dev batches."""
-    if name in (DEV_LOSS, BATCH_AUC):
-        return name.replace("_", " ").replace("auc", "AUC")
-    return metric_title(name.removeprefix(DEV))

@@ -126,11 +126,8 @@ class TrialManager:
         return self._folder / TRIALS / f"{number:03d}"
 
     def next_job(self) -> TrialJob | None:
-        """Start and return the next trial. Return None if it depends on one that has not ended.
-
-        Raises:
-            StopIteration: no trial remains.
-        """
+        """Start and return the next trial; None if it depends on one that has not ended. In the end, raise
+        `StopIteration`."""
         with self._lock:
             while True:
                 number = self._next_number()
@@ -253,9 +250,8 @@ class TrialManager:
 
     def _outcome(self, trial: Trial) -> str:
         metric = self._plan.metric
-        figure = (
-            f", {metric} {trial.metrics[metric]:.4f}" if trial.status == FINISHED and metric in trial.metrics else ""
-        )
+        has_figure = trial.status == FINISHED and metric in trial.metrics
+        figure = f", {metric} {trial.metrics[metric]:.4f}" if has_figure else ""
         reason = f" ({trial.reason})" if trial.reason else ""
         return f"{figure}{reason}, {trial.steps} steps in {trial.seconds:.1f} s"
 

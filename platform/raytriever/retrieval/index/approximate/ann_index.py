@@ -26,12 +26,8 @@ _MORE_EFFORT = 4
 
 
 class Proposal(NamedTuple):
-    """Rows that a finder proposes.
-
-    Args:
-        rows: k or more distinct rows for each query, with -1 in unused columns.
-        candidates: mean number of rows scored for a query; NaN if the library does not report it.
-    """
+    """Rows that a finder proposes: k or more distinct ones for each query, with -1 in unused columns. `candidates` is
+    the mean number of rows scored for a query; NaN if the library does not report it."""
 
     rows: Int64[ndarray, "queries proposed"]
     candidates: float
@@ -41,15 +37,11 @@ class Finder(Protocol):
     """ANN searcher of the embeddings from which it was built."""
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Propose rows that are likely to have the highest dot products.
+        """Propose k rows (at most all) that are likely to have the highest dot products with the queries, which are
+        normalized if the documents are.
 
-        Args:
-            queries: embeddings, normalized if those of the documents are.
-            k: number of rows, at least 1 and at most the number of all rows.
-            effort: number of probed lists, or beam width of a graph search, at least 1. A higher effort finds more of
-                the best rows.
-            threads: number of threads, which does not change the result.
-        """
+        The effort is the number of probed lists, or the beam width of a graph search; a higher one finds more of the
+        best rows. The number of threads does not change the result."""
 
     def save(self, folder: Path) -> None:
         """Write everything but the embeddings into an empty folder."""
@@ -59,12 +51,8 @@ class Finder(Protocol):
 class ApproximateIndex:
     """Index that may miss documents. It is exact if k is at least half of the corpus.
 
-    Args:
-        finder: finder that was built from `embeddings`.
-        embeddings: finite embeddings of all documents, in memory or memory-mapped.
-        ties: result of `index.exact_top_k.tie_order`.
-        effort: see `Finder.find`.
-    """
+    The finder was built from the finite embeddings, in memory or memory-mapped. `ties` is from `exact_top_k.tie_order`;
+    for the effort see `Finder.find`."""
 
     finder: Finder
     embeddings: Float32[ndarray, "documents width"]
@@ -76,13 +64,7 @@ class ApproximateIndex:
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return scores and documents, best first; -inf and -1 only if the corpus has fewer than k documents.
 
-        Args:
-            k: number of documents per query, at least 1.
-
-        Raises:
-            ModelError: the queries have another width, or are not finite.
-            ConfigError: k is below 1.
-        """
+        Raise `ModelError` if the queries have another width or are not finite, and `ConfigError` if k is below 1."""
         refuse_forked()
         queries = self.check(queries, k)
         rows = self.propose(queries, k, torch.get_num_threads()).rows

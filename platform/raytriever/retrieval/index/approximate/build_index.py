@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
@@ -12,7 +10,7 @@ from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.progress import Progress
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
-from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.retrieval.index.approximate.faiss_indexes import FaissFinder, Flat, Hnsw, Ivf, default_code_bytes
 from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 from raytriever.retrieval.index.approximate.roargraph import RoarGraph
 from raytriever.retrieval.index.approximate.vamana import Vamana
@@ -20,15 +18,13 @@ from raytriever.retrieval.index.pair_scores import check_finite
 
 BLOCK = 1 << 16
 
-F = TypeVar("F", Ivf, Hnsw)
 
-
-def fill(finder: F, embeddings: Float32[ndarray, "rows width"], threads: int) -> F:
+def fill(finder: FaissFinder, embeddings: Float32[ndarray, "rows width"], threads: int) -> Finder:
     """Add all rows to a finder, block by block, because the embeddings may be memory-mapped. Return the finder."""
     with Progress("index", len(embeddings), "passage") as progress:
         for start in range(0, len(embeddings), BLOCK):
             block = np.ascontiguousarray(embeddings[start : start + BLOCK])
-            finder = finder.add(block, threads)
+            finder.add(block, threads)
             progress.advance(len(block))
     return finder
 
@@ -42,19 +38,10 @@ def build_index(
     threads: int,
     ties: Int64[ndarray, " documents"] | None = None,
 ) -> ApproximateIndex:
-    """Build an approximate index.
+    """Build an approximate index of at least one document.
 
-    Args:
-        embeddings: embeddings of all documents, at least one.
-        training: queries from which RoarGraph is built; other kinds ignore them.
-        threads: number of threads; only the graph of HNSW depends on it.
-        ties: result of `index.exact_top_k.tie_order`; by default equal scores are ordered by position.
-
-    Raises:
-        DataError: there are no documents.
-        ModelError: an embedding is not finite.
-        ConfigError: a setting does not suit the corpus, RoarGraph has no training queries, or a library is missing.
-    """
+    The queries `training` are only for RoarGraph. Only the graph of HNSW depends on the number of threads. `ties` is
+    from `exact_top_k.tie_order`; by default equal scores are ordered by position."""
     if not len(embeddings):
         raise DataError("there are no documents to index", remedy="encode a data set with documents")
     check_finite(embeddings, "document")

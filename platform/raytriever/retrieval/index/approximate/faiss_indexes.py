@@ -18,11 +18,11 @@ TPAMI 42(4), 2020."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float32
@@ -41,24 +41,8 @@ REFINE = 4
 faiss: Any = import_module("faiss")
 
 
-def write_faiss(index: Any, folder: Path) -> None:
-    """Write a FAISS index into a folder.
-
-    Raises:
-        StorageError: the index cannot be written.
-    """
-    try:
-        faiss.write_index(index, str(folder / FILE))
-    except RuntimeError as error:
-        raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
-
-
 def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
-    """Read a FAISS index over embeddings of this shape. The caller must have checked its digest.
-
-    Raises:
-        StorageError: this version of FAISS cannot read the index, or the index belongs to other embeddings.
-    """
+    """Read a FAISS index over embeddings of this shape. The caller must have checked its digest."""
     try:
         index = faiss.read_index(str(folder / FILE))
     except RuntimeError as error:
@@ -67,10 +51,25 @@ def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
     return index
 
 
-def _added(index: Any, embeddings: ndarray, threads: int) -> Any:
-    faiss.omp_set_num_threads(threads)
-    index.add(embeddings)
-    return index
+@dataclass(frozen=True)
+class FaissFinder:
+    """Finder with an index of FAISS that was made without rows."""
+
+    index: Any
+
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Self:
+        """Append rows. The centers and the quantizer of `Ivf` do not change. With several threads, the graph of `Hnsw`
+        differs from run to run."""
+        faiss.omp_set_num_threads(threads)
+        self.index.add(embeddings)
+        return self
+
+    def save(self, folder: Path) -> None:
+        """Write the index; see `Finder`."""
+        try:
+            faiss.write_index(self.index, str(folder / FILE))
+        except RuntimeError as error:
+            raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,10 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Ivf:
-    """Finder with an inverted file. The effort is the number of lists that it reads.
+class Ivf(FaissFinder):
+    """Finder with an inverted file, a trained `faiss.IndexIVF`. The effort is the number of lists that it reads. It
+    proposes `proposed` times k documents."""
 
-    Args:
-        index: a trained `faiss.IndexIVF`.
-        proposed: number of proposed documents, as a multiple of k.
-    """
-
-    index: Any
     proposed: int = 1
 
     @classmethod
@@ -110,15 +104,9 @@ class Ivf:
         seed: int,
         threads: int,
     ) -> Ivf:
-        """Train an inverted file, which has no rows yet.
+        """Train an inverted file, which has no rows yet, on finite embeddings.
 
-        Args:
-            embeddings: finite embeddings.
-            lists: number of lists; by default `default_lists`.
-            code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
-
-        Raises:
-            ConfigError: there are more lists than rows, too few rows for codes, or the width is not divisible.
+        The default of `lists` is `default_lists`. `code_bytes` is a divisor of the width; None stores full embeddings.
         """
         rows, width = embeddings.shape
         lists = lists or default_lists(rows)
@@ -148,14 +136,6 @@ class Ivf:
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
         return Proposal(rows, float(candidates))
 
-    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf:
-        """Append rows. The centers and the quantizer do not change."""
-        return replace(self, index=_added(self.index, embeddings, threads))
-
-    def save(self, folder: Path) -> None:
-        """Write the index; see `Finder`."""
-        write_faiss(self.index, folder)
-
     @classmethod
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Ivf:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
@@ -184,24 +164,16 @@ def _check_codes(rows: int, width: int, code_bytes: int) -> None:
 
 
 @dataclass(frozen=True)
-class Hnsw:
-    """Finder with an HNSW graph. The effort is the beam width of a search (`efSearch`).
-
-    Args:
-        index: a `faiss.IndexHNSWSQ` of float16.
-    """
-
-    index: Any
+class Hnsw(FaissFinder):
+    """Finder with an HNSW graph, a `faiss.IndexHNSWSQ` of float16. The effort is the beam width of a search
+    (`efSearch`)."""
 
     @classmethod
     def empty(cls, width: int, degree: int, beam: int, seed: int, rows: int = 0) -> Hnsw:
         """Create a graph without rows.
 
-        Args:
-            degree: number of neighbors of a document; twice as many in the lowest layer (`M`).
-            beam: beam width while a document is inserted (`efConstruction`).
-            rows: number of rows for which to reserve memory. A growing array would be copied and need twice the memory.
-        """
+        A document has `degree` neighbors (`M`), twice as many in the lowest layer, found with the width `beam`
+        (`efConstruction`). Memory is reserved for `rows`: a growing array would be copied and need twice the memory."""
         index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
         links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)
@@ -227,14 +199,10 @@ class Hnsw:
         _, rows = self.index.search(queries, k, params=settings)
         return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
 
-    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Hnsw:
-        """Append rows. With several threads, the graph differs from run to run."""
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Self:
+        """See `FaissFinder.add`."""
         largest = np.finfo(np.float16).max  # larger values would become infinite and break the graph
-        return replace(self, index=_added(self.index, np.clip(embeddings, -largest, largest), threads))
-
-    def save(self, folder: Path) -> None:
-        """Write the index; see `Finder`."""
-        write_faiss(self.index, folder)
+        return super().add(np.clip(embeddings, -largest, largest), threads)
 
     @classmethod
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:

@@ -45,12 +45,8 @@ def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows
 
 @dataclass(frozen=True)
 class Graph:
-    """Directed graph over documents.
-
-    Args:
-        neighbors: distinct neighbors of each document; row i has `degrees[i]` of them, then -1.
-        entry: document at which every walk begins.
-    """
+    """Directed graph over documents. Row i of `neighbors` has `degrees[i]` distinct ones, then -1. Every walk begins at
+    the document `entry`."""
 
     neighbors: Int32[ndarray, "documents width"]
     degrees: Int32[ndarray, " documents"]
@@ -63,11 +59,8 @@ class Graph:
 
     @classmethod
     def load(cls, folder: Path, documents: int) -> Graph:
-        """Read the files of `save` for a corpus of `documents` documents.
-
-        Raises:
-            StorageError: the files are not a graph of this size, so a walk could leave the corpus.
-        """
+        """Read the files of `save` for a corpus of this size, or raise: in another graph, a walk could leave the
+        corpus."""
         shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
         neighbors, degrees, entry = (
             read_array(folder / name, [dtype], shape, "build the index again")
@@ -115,20 +108,9 @@ def walk_all(
     Embeddings must be finite. Unused entries are -1. The number of threads does not change the result.
     """
     results, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
-    in_threads(
-        _walk_some,
-        len(queries),
-        read_only(queries),
-        read_only(documents),
-        np.empty(0, np.float32),
-        graph.neighbors,
-        graph.degrees,
-        graph.entry,
-        max(beam, k),
-        results,
-        visited,
-        threads=threads,
-    )
+    texts = read_only(queries), read_only(documents), np.empty(0, np.float32)
+    walks = graph.neighbors, graph.degrees, graph.entry, max(beam, k)
+    in_threads(_walk_some, len(queries), *texts, *walks, results, visited, threads=threads)
     return results, visited
 
 
@@ -231,16 +213,9 @@ def squared_distance(one, other):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, error_model="numpy")
 def choose_neighbors(row, candidates, documents, fill, out):  # type: ignore[no-untyped-def]
-    """Choose neighbors of a document.
+    """Choose neighbors of a document among candidates, which may contain it or repeat; return their number.
 
-    Args:
-        candidates: documents; the document itself and repeated entries are ignored.
-        fill: whether to fill free slots with the nearest rejected candidates.
-        out: receives the chosen documents: first those that the rule keeps, then the fillers, each nearest first.
-
-    Returns:
-        Number of chosen documents.
-    """
+    `out` receives first those that the rule keeps, then, if free slots are to be filled, the nearest rejected ones."""
     ordered = np.unique(candidates)
     ordered = ordered[ordered != row]
     distances = np.empty(len(ordered), np.float32)
@@ -280,11 +255,8 @@ def add_reverse_edges(
 ) -> None:
     """Add an edge from each neighbor of the sources back to them. If a row is full, choose its neighbors again.
 
-    Args:
-        neighbors, degrees: arrays of a `Graph`; changed in place.
-        firsts: for each row, edges in columns before this one are kept and get no reverse edges.
-        sources: documents whose edges have no reverse edge yet.
-    """
+    The arrays of a `Graph` change in place. Edges in columns before `firsts` of a row are kept and get no reverse
+    edges; the edges of the sources have none yet."""
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)
     begin = np.repeat(sources, counts)
     columns = np.arange(len(begin)) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[begin]

@@ -76,11 +76,7 @@ def save_index(folder: Path, index: ApproximateIndex, kind: str) -> dict[str, An
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Read the inputs and settings of an index. Only the names and sizes of the files are checked.
-
-    Raises:
-        StorageError: the directory is not a finished index.
-    """
+    """Read the inputs and settings of an index. Only the names and sizes of the files are checked."""
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
     if meta.get("kind") != KIND or str(meta.get("index")) not in _READERS:
         raise StorageError("is not an index", str(path), f"name the {setting('output')} of `raytriever index`")
@@ -90,11 +86,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 @activity("opening the index")
 def read_index(path: Path) -> ApproximateIndex:
-    """Open an index. Each file is compared with its digest once, and again whenever it has changed.
-
-    Raises:
-        StorageError: the directory is damaged, or is not a finished index.
-    """
+    """Open an index. Each file is compared with its digest once, and again whenever it has changed."""
     meta = read_meta(path)
     check_directory(path)
     rows, width = meta["rows"], meta["width"]

@@ -28,23 +28,13 @@ _FOLDERS = ("config", "graph", "data")
 
 @dataclass(frozen=True)
 class Vamana:
-    """Finder with a Vamana graph. The effort is the beam width of a search (`search_window_size`).
-
-    Args:
-        index: an `svs.Vamana`.
-    """
+    """Finder with a Vamana graph, an `svs.Vamana`. The effort is the beam width of a search (`search_window_size`)."""
 
     index: Any
 
     @classmethod
     def build(cls, embeddings: Float32[ndarray, "rows width"], degree: int, beam: int, threads: int) -> Vamana:
-        """Build the graph.
-
-        Args:
-            embeddings: finite embeddings.
-            degree: largest number of neighbors of a document.
-            beam: beam width of a search for a document (`window_size`).
-        """
+        """Build the graph of finite embeddings. `beam` is the width of a search for a document (`window_size`)."""
         svs = _svs()
         settings = svs.VamanaBuildParameters(graph_max_degree=degree, window_size=max(beam, degree), alpha=ALPHA)
         return cls(svs.Vamana.build(settings, embeddings, svs.DistanceType.MIP, num_threads=threads))
@@ -67,9 +57,6 @@ class Vamana:
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Vamana:
         """Read the files of `save` for embeddings of this shape. The caller must have checked the digests of the
         folder.
-
-        Raises:
-            StorageError: the index belongs to other embeddings.
         """
         svs = _svs()
         config, graph, data = (str(folder / name) for name in _FOLDERS)

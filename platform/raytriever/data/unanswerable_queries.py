@@ -15,8 +15,11 @@ from raytriever.data.hashed_ids import forms_of, key_of
 
 def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:
     """Return the data set with further queries of a split, which may be new, that no document answers. Their ids are
-    `KIND:0`, `KIND:1` and so on. It is in memory, with another digest and without tokens; positions do not change, and
-    its `location` still names the original data set. Raise `ValueError` if an id exists already."""
+    `KIND:0`, `KIND:1` and so on. Raise `ValueError` if an id exists already.
+
+    The result is in memory, with another digest and without tokens. Positions do not change, and its `location` still
+    names the original data set.
+    """
     queries, first = dataset.queries, len(dataset.queries)
     ids = [f"{kind}:{number}" for number in range(len(texts))]
     if taken := set(ids).intersection(queries.ids):

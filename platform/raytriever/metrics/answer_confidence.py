@@ -118,9 +118,15 @@ class RankedQuestions:
 
 @dataclass(frozen=True)
 class Confidence:
-    """Confidence of a query, computed from its `depth` highest ranked scores. The temperature is the unit of the scores
-    in the softmax. `combined` has weights of `FEATURES`, and an intercept that makes their sum the log-odds that the
-    best document is relevant."""
+    """Confidence of a query, computed from its ranked scores.
+
+    Args:
+        name: `combined`, or a name of `confidences`.
+        depth: number of ranked scores that it reads.
+        temperature: unit of the scores in the softmax.
+        weights: weights of `FEATURES`; empty if it is not `combined`.
+        intercept: added to the weighted sum, which is then the log-odds that the best document is relevant.
+    """
 
     name: str
     depth: int

@@ -59,9 +59,15 @@ _CONFORMAL = "conformal threshold"
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and the value of its metric on the questions or pairs that chose it; see `choose_answer_threshold` and
-    `pair_threshold.choose_pair_threshold`. `wanted` is the target, above 0 and at most 1; None for the highest value.
-    If it is out of reach, the threshold is infinite, and the value is the best possible one."""
+    """Threshold, and the value that it achieves on the questions or pairs that chose it.
+
+    Args:
+        aim: metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`.
+        wanted: target value of the metric, above 0 and at most 1; None for the highest value.
+        score: lowest confidence or score that is accepted; infinite if the target is out of reach.
+        reached: whether a threshold with the target value exists.
+        value: value of the metric at the threshold; if the target is out of reach, the best possible value.
+    """
 
     aim: str
     wanted: float | None
@@ -147,10 +153,15 @@ def fewest_answers(questions: int) -> int:
 
 @dataclass(frozen=True)
 class AnswersAchieved:
-    """Proportions that a threshold achieves on some questions: `answered` of those with an answer; `top_precision`, a
-    relevant document of those for which one is shown; `wrong`, another document of all; `f1`, twice the questions with
-    a relevant shown document, by the shown questions plus those with an answer; and the shown ones of each kind without
-    an answer."""
+    """Proportions that a threshold achieves on some questions.
+
+    Args:
+        answered: among questions with an answer, those for which a document is shown.
+        top_precision: among questions for which a document is shown, those whose document is relevant.
+        wrong: among all questions, those for which a document is shown that is not relevant.
+        f1: twice the questions with a relevant shown document, by the shown questions plus those with an answer.
+        unanswerable: for each kind of questions without an answer, those for which a document is shown.
+    """
 
     answered: Proportion
     top_precision: Proportion
@@ -282,10 +293,15 @@ def wrong_answers_threshold(
     confidence: Float[ndarray, " questions"], right: Bool[ndarray, " questions"], alpha: float
 ) -> float | None:
     """Choose the lowest threshold at which a further question is shown a wrong answer with probability at most alpha.
-    The best document is shown if its confidence, -inf without a document, is at or above the threshold.
 
-    Return None if there are too few questions, or if every confidence is too low. Then only showing nothing keeps the
-    guarantee.
+    Args:
+        confidence: confidence of each question, -inf without a document. The best document is shown if its confidence
+            is at or above the threshold.
+        alpha: share of all questions, above 0 and below 1.
+
+    Returns:
+        The threshold; None if there are too few questions, or if every confidence is too low. Then only showing nothing
+        keeps the guarantee.
     """
     confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
     is_found = np.isfinite(confidence)
@@ -300,9 +316,16 @@ def wrong_answers_threshold(
 
 
 def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> float | None:
-    """Choose the highest threshold, a confidence that occurs, at which a further question with an answer is shown none,
-    with probability at most alpha. A confidence of -inf, without a document, is always missed. Return None if the
-    questions are too few, or too many have no document."""
+    """Choose the highest threshold at which a further question with an answer is shown none, with probability at most
+    alpha.
+
+    Args:
+        confidence: confidence of questions that have an answer; -inf without a document, as it is always missed.
+        alpha: share of such questions, above 0 and below 1.
+
+    Returns:
+        The threshold, a confidence that occurs; None if the questions are too few, or too many have no document.
+    """
     confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
     allowed = _allowed(alpha, len(confidence))
     threshold = float(confidence[min(allowed, len(confidence) - 1)]) if allowed >= 0 else -np.inf

@@ -62,7 +62,7 @@ def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> In
 
 
 def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Threshold:
-    """Choose one threshold for the scores of all pairs, for a target precision or recall, above 0 and at most 1.
+    """Choose one threshold for the scores of all pairs, for a target precision or recall.
 
         precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
 
@@ -70,6 +70,10 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
     reaches it is chosen, which has the highest recall; a higher threshold may have a lower precision. For a recall, the
     highest threshold that reaches it is chosen. Precision depends on the number of scored negatives per positive, so a
     threshold is valid only for pools that are made in the same way.
+
+    Args:
+        pools: pooled scores with at least one positive.
+        wanted: target value, above 0 and at most 1.
     """
     if not 0 < wanted <= 1:
         raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a value above 0 and at most 1")

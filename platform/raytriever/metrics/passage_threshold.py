@@ -72,11 +72,16 @@ class PassagesKept:
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
-    """Choose the highest threshold that keeps the target share, above 0 and below 1, of the relevant passages of a
-    further question. Raise `MetricInputError` if the target is out of range, or there is no question.
+    """Choose the highest threshold that keeps the target share of the relevant passages of a further question. Raise
+    `MetricInputError` if the target is out of range, or there is no question.
 
-    It is the score of a passage. The target is out of reach if there are too few questions, or if too many relevant
-    passages are outside the rankings; `value` is then the largest share that could be kept.
+    Args:
+        passages: ranked passages of at least one question.
+        wanted: target for the expected share of its relevant passages, above 0 and below 1.
+
+    Returns:
+        The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
+        too many relevant passages are outside the rankings; `value` is then the largest share that could be kept.
     """
     fewest_questions(1 - wanted)  # checks the range
     if not len(passages):

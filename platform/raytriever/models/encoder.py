@@ -32,9 +32,12 @@ READ_CONFIG = ("falcon",)
 class Encoder(nn.Module):
     """Encoder of tokens into float32 embeddings, `[texts, width]`.
 
-    The pooling is a mode of `pooling.MODES`, or several joined by `+`; `head` are the modules after it. `truncate_dim`
-    is the number of first components to keep, before normalization; None for all. `normalize` scales every embedding to
-    length one, so that a dot product is the cosine.
+    Args:
+        backbone: a transformers model that returns `last_hidden_state`.
+        normalize: scale every embedding to length one, so that a dot product is the cosine.
+        pooling: a mode of `pooling.MODES`, or several joined by `+`.
+        truncate_dim: number of first components to keep, before normalization; None for all.
+        head: modules between pooling and truncation.
     """
 
     def __init__(

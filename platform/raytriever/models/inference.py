@@ -220,13 +220,16 @@ class BatchEncoder(nn.Module):
         on_progress: Callable[[int], None] | None = None,
         prompt: str | Sequence[str] | None = None,
     ) -> PendingEmbeddings:
-        """Encode batches, given as indices of inputs of `Retriever.assemble`, without waiting for a GPU to compute
-        them.
+        """Encode batches, without waiting for a GPU to compute them.
 
         On a CPU, several threads encode a batch each. That is faster than all cores on one batch, because no core waits
-        for another between two layers or while Python runs. The model is put into evaluation mode. `on_progress` is
-        called with the number of texts of each batch, when it is encoded, or queued on a GPU. All texts begin with one
-        prompt, by default that of the side, or with one each.
+        for another between two layers or while Python runs. The model is put into evaluation mode.
+
+        Args:
+            inputs: token ids of the texts; see `Retriever.assemble`.
+            rows: indices of the texts of each batch; a batch may be empty.
+            on_progress: called with the number of texts of each batch, when it is encoded, or queued on a GPU.
+            prompt: prompt that all texts begin with, or one for each; by default that of the side.
         """
         device = self.device
         on_gpu = device.type == "cuda"

@@ -44,11 +44,14 @@ _INT8_MULTIPLE = 8  # in int8, padded lengths are multiples of this number of to
 
 
 class Retriever(BatchEncoder):
-    """Two towers (the same module if shared) with their tokenizer, and prompts by data set, by default those of the
-    description.
+    """Two towers (the same module if shared) with their tokenizer.
 
-    Batches are packed instead of padded if `packs`; see `choose_packing`. Linear layers multiply 8-bit integers if
-    `is_int8`; see `load_for_encoding`.
+    Args:
+        prompts: prompts by data set; by default those of the description.
+
+    Attributes:
+        packs: True if batches are packed instead of padded; see `choose_packing`.
+        is_int8: True if linear layers multiply 8-bit integers; see `load_for_encoding`.
     """
 
     def __init__(

@@ -113,9 +113,11 @@ class TrackerClient(Protocol):
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> RemoteRun:
         """Create or resume a run; raise an error if the tracker does not answer.
 
-        `run_id` is None for a new run. By the unique text `key` it is found again if a response was lost. `points` is
-        the number of points that the tracker has confirmed. A tracker that cannot count its points returns a run with
-        this number.
+        Args:
+            run_id: run to resume; None for a new one.
+            key: unique text of the run, by which it is found again if a response was lost.
+            points: number of points that the tracker has confirmed. A tracker that cannot count its points returns a
+                run with this number.
         """
 
 

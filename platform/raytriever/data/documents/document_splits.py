@@ -48,14 +48,20 @@ def assign_splits(
     known: Mapping[str, str] | None = None,
     total: int | None = None,
 ) -> dict[str, str]:
-    """Return the split of each document by its path, given for each question the documents that answer it. `total` is
-    the number of all questions, including those that no document answers, which determines the default shares.
+    """Return the split of each document, by its path.
 
-    Documents keep the splits in `known`. If those of a group have several, it has the first of train, dev, test: a
-    question that was trained on is never evaluated. Then groups that fit are added to a split, and one that is too
-    large if that brings the split nearer to its number of questions. The last group is left to train, if train has a
-    share. The split of a document without questions depends on its hash alone, so that further documents never change
-    it.
+    Args:
+        paths: documents, relative to their folder.
+        groups: for each question, the documents that answer it.
+        known: splits that documents keep, such as those of an earlier import. If the documents of a group have several,
+            the group has the first of train, dev, test: a question that was trained on is never evaluated.
+        total: number of all questions, including those that no document answers, which determines the default shares;
+            None for the number of groups.
+
+    Returns:
+        Splits by path. First, groups that fit are added to a split. Then one that is too large is added, if that brings
+        the split nearer to its number of questions. The last group is left to train, if train has a share. The split of
+        a document without questions depends on its hash alone, so that further documents never change it.
     """
     shares, known = shares or Shares(), known or {}
     ordered, groups = list(paths), list(groups)

@@ -45,10 +45,15 @@ _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)"
 
 
 class Format(NamedTuple):
-    """Format of the rows of a file, or of a whole folder, with a description for messages. `parser` returns the parser
-    of rows that have these fields, None if they are of another format. A folder has a `plan` instead; one of which some
-    files exist (`is_begun`) is used if no rows have another format. `rows` returns the rows of a file that is one JSON
-    object."""
+    """Format of the rows of a file, or of a whole folder.
+
+    Args:
+        signature: description of its files or fields, for messages.
+        parser: returns the parser of rows that have these fields, None if they are of another format.
+        plan: returns the plan of a folder, instead of a parser.
+        is_begun: returns whether some files of the format exist. It is then used if no rows have another format.
+        rows: returns the rows of a file that is one JSON object.
+    """
 
     signature: str
     parser: Callable[[frozenset[str]], plans.RowParser | None] = lambda fields: None

@@ -133,9 +133,13 @@ def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
 def words(
     seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
 ) -> UInt64[ndarray, "..."]:
-    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or each of the samples that `columns`
-    numbers, `[batch, columns]`. Epochs and examples are `[batch]`. Each purpose has its number, because samples of one
-    example for two purposes must be independent."""
+    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or each sample, `[batch, columns]`.
+
+    Args:
+        epochs, examples: `[batch]`.
+        purpose: number of the purpose, because samples of one example for two purposes must be independent.
+        columns: numbers of the samples of each example.
+    """
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
     state = _mix(state ^ np.asarray(examples).astype(np.uint64))

@@ -29,10 +29,13 @@ Vectors = Float[Tensor, "texts width"]
 
 
 class Dense(nn.Module):
-    """Linear layer with an activation of `ACTIVATIONS`, in float32. With `residual`, the input is added to the output,
-    projected by a second linear layer if the dimensions differ.
+    """Linear layer with an activation and an optional residual connection, in float32.
 
     Its submodules have the same names as in sentence-transformers, and so have the stored tensors.
+
+    Args:
+        activation: name of a class in `torch.nn`; see `ACTIVATIONS`.
+        residual: add the input to the output, projected by a second linear layer if the dimensions differ.
     """
 
     def __init__(self, width: int, output: int, bias: bool, activation: str, residual: bool) -> None:

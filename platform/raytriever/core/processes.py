@@ -37,13 +37,17 @@ def map_in_processes(
     begin: Callable[..., None] | None = None,
     *arguments: Any,
 ) -> Iterator[Result]:
-    """Call a function of a module with each item in a pool of processes, one for each core; yield the results as they
-    arrive.
+    """Call a function with each item in a pool of processes, one for each core; yield the results as they arrive.
 
     A process that dies ends its pool. The pool's items are then repeated one at a time, which shows the item at fault.
-    A call that was finished may be repeated. At most two items for each process are read ahead. The modules of
-    `preload` are imported once and shared by the processes; only the first pool can set them. Each process begins with
-    `begin(*arguments)`. Raise `ProcessDeath` if `TRIES` processes died over one item.
+    A call that was finished may be repeated. Raise `ProcessDeath` if `TRIES` processes died over one item.
+
+    Args:
+        function: function of a module.
+        items: arguments of the calls; at most two for each process are read ahead.
+        preload: modules that are imported once and shared by the processes; only the first pool can set them.
+        begin: called with `arguments` when a process starts; None for nothing.
+        arguments: arguments of `begin`.
     """
     rest = iter(items)
 

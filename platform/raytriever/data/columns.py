@@ -30,9 +30,13 @@ PREPARE_AGAIN = "prepare the data set again from its source"
 
 @dataclass(frozen=True)
 class Rows:
-    """Map from positions to shards and rows. `starts` are the numbers of rows before each shard, followed by that of
-    all rows. `live` are the rows that count, ascending; None if all count. A document that is repeated under its id is
-    stored twice but counts once."""
+    """Map from positions to shards and rows.
+
+    Args:
+        starts: number of rows before each shard, followed by the number of all rows.
+        live: rows that count, ascending; None if all count. A document that is repeated under its id is stored twice
+            but counts once.
+    """
 
     starts: Int64[ndarray, " shards+1"]
     live: Int64[ndarray, " positions"] | None

@@ -48,9 +48,12 @@ def check_directory(
     """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since;
     return the manifest. Raise `StorageError` if a file is missing, damaged or changed, or `examine` raised it.
 
-    `examine` checks the contents of files with correct digests. Like the comparison, it is called only once while the
-    files and the key `against` do not change. A directory that this process has just committed (`is_new`) is recorded
-    as whole without a reading.
+    Args:
+        examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
+            called only once while the files do not change.
+        against: key of the data with which `examine` compares the files; it is called again for another key.
+        manifest: manifest of the directory, if it was read already.
+        is_new: True if this process has just committed the directory. It is then recorded as whole without a reading.
     """
     manifest = manifest or read_manifest(folder, verify=None)
     files = manifest["files"]

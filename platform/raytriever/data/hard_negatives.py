@@ -38,12 +38,16 @@ TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 
 @dataclass(frozen=True)
 class NegativesTable:
-    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank from 0, the hardest
-    first.
+    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank.
 
-    Origins are indices in `ORIGINS`; a score is NaN if the origin's retriever gives none; rounds of mining count from
-    0. `relevant` rows were left out because the document is relevant to the query, `repeated` ones because the query
-    already has it.
+    Args:
+        offsets: one more entry than the data set has queries.
+        origins: origin of each row, as an index in `ORIGINS`.
+        ranks: rank from 0, the hardest first.
+        scores: score by the origin's retriever; NaN if there is none.
+        rounds: round of mining, from 0.
+        relevant: number of rows left out because the document is relevant to the query.
+        repeated: number of rows left out because the query already has the document.
     """
 
     offsets: Int64[ndarray, " queries+1"]
@@ -66,9 +70,15 @@ class NegativesTable:
         scores: ndarray | float = np.nan,
         rounds: ndarray | int = 0,
     ) -> NegativesTable:
-        """Build a table from rows in any order. The judgements of all opened splits define the relevant documents.
-        `origins` are indices in `ORIGINS`, or the name of one origin for all rows; ranks, scores and rounds are one for
-        each row or one for all. Raise `DataError` if a position does not exist in the data set."""
+        """Build a table from rows in any order. Raise `DataError` if a position does not exist in the data set.
+
+        Args:
+            dataset: the data set. The judgements of all its opened splits define the relevant documents.
+            queries: query position of each row.
+            documents: document position of each row.
+            origins: index in `ORIGINS` of each row, or the name of one origin for all rows.
+            ranks, scores, rounds: see the class; one for each row or one for all.
+        """
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
         values = (queries, documents, code, ranks, scores, rounds)

@@ -77,11 +77,14 @@ FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best do
 
 @dataclass(frozen=True)
 class RankedQuestions:
-    """Ranked scores of questions, the highest first, NaN if there is no document; whether the documents at the first
-    ranks are relevant; and the kind of each question without an answer in the corpus, empty for one that has an answer.
+    """Ranked scores of questions, and what is known about their best documents.
 
-    `bm25` are the highest and second highest score of BM25, and its score of the best document; `agrees` says whether
-    BM25 has the same best document. Both are None without BM25.
+    Args:
+        scores: ranked scores, the highest first, NaN if there is no document.
+        relevant: whether the documents at the first ranks are relevant; at least one column.
+        kinds: kind of each question without an answer in the corpus; empty for a question that has one.
+        bm25: highest and second highest score of BM25, and its score of the best document; None without BM25.
+        agrees: whether BM25 has the same best document; None without BM25.
     """
 
     scores: Float[ndarray, "questions depth"]

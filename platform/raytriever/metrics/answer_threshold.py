@@ -205,11 +205,12 @@ def achieve_answers(
 
 @dataclass(frozen=True)
 class AnswerDecision:
-    """Decision of a model whether to answer the questions of a data set. A threshold that is out of reach achieves
-    None.
+    """Decision of a model whether to answer the questions of a data set, and what it achieves.
 
-    `chosen` are the questions that chose the thresholds, `checked` those that checked them, each with their confidence;
-    that of `combined` is out of fold. With few questions, both are the same.
+    Args:
+        thresholds: threshold of each aim, and what it achieves on the checked questions; None if out of reach.
+        chosen: questions that chose the thresholds, with their confidence; that of `combined` is out of fold.
+        checked: questions that checked the thresholds, with their confidence; with few questions, `chosen` itself.
     """
 
     confidence: Confidence

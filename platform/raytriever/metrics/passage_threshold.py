@@ -33,8 +33,13 @@ DEPTH = 100
 
 @dataclass(frozen=True)
 class RankedPassages:
-    """Highest scores of questions that have an answer, NaN if there is no passage; whether these passages are relevant;
-    and the number of relevant passages of each question in the corpus, at least 1."""
+    """Ranked passages of questions that have an answer in the corpus.
+
+    Args:
+        scores: the highest scores of each question, NaN if there is no passage.
+        relevant: whether these passages are relevant.
+        counts: number of relevant passages of each question in the corpus, at least 1.
+    """
 
     scores: Float[ndarray, "questions depth"]
     relevant: Bool[ndarray, "questions depth"]
@@ -61,8 +66,14 @@ class RankedPassages:
 
 @dataclass(frozen=True)
 class PassagesKept:
-    """Passages that a threshold keeps: the number of questions; the share of a question's relevant passages that is
-    kept, averaged over questions, with its 95 % interval; and the mean number of kept passages, relevant or not."""
+    """Passages of some questions that a threshold keeps.
+
+    Args:
+        questions: number of questions.
+        share: share of a question's relevant passages that is kept, averaged over questions, with its 95 % interval
+            from `low` to `high`.
+        passages: mean number of kept passages per question, relevant or not.
+    """
 
     questions: int
     share: float

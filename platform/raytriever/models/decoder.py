@@ -20,12 +20,15 @@ _PROBE_TOKENS = 6
 
 
 def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: Path) -> None:
-    """Let a tokenizer append its end token to every text, in place, if `append_eos` is `yes`. `auto` and `no` change
-    nothing; `auto` warns if one of the pooling modes reads the last token and there is none.
+    """Let a tokenizer append its end token to every text, in place, or warn that last-token pooling reads none.
 
     The change is made in the post-processor, which is stored in `tokenizer.json`. So the saved tokenizer appends the
     token in every library. A tokenizer that already ends its texts with a special token does not change. Raise
     `ConfigError` if the tokenizer has no end token to append.
+
+    Args:
+        append_eos: `yes` appends the token; `auto` and `no` change nothing, and `auto` warns.
+        pooling: pooling modes, joined by `+`.
     """
     if append_eos == "no" or (append_eos == "auto" and "last" not in pooling.split("+")):
         return

@@ -66,9 +66,14 @@ class Prompts:
 
 @dataclass(frozen=True)
 class PromptTable:
-    """Prompts of a model for any data set: those of data sets without prompts of their names, those that the model
-    stores by name, and the user's own by name, which precede all others. `fixed` are the sides whose prompt the user
-    passed for all data sets; stored prompts are not used for them."""
+    """Prompts of a model for any data set.
+
+    Args:
+        query, passage: prompts for data sets that have none under their names.
+        stored: prompts of the model by name.
+        own: prompts of the user by name, which precede all others.
+        fixed: sides whose prompt the user passed for all data sets; stored prompts are not used for them.
+    """
 
     query: str = ""
     passage: str = ""

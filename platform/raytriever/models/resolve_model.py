@@ -38,10 +38,15 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the local directory of `minilm`, a directory, a checkpoint of a run, or a hub name such as
-    `intfloat/e5-base-v2`. Without `weights`, only the other files of a hub model are downloaded. Raise `ModelError` if
-    the model does not exist, its digest is wrong, or the hub cannot be reached. Raise `StorageError` if the checkpoint
-    is damaged, or does not fit the model that its run names."""
+    """Return the local directory of a model. Raise `ModelError` if the model does not exist, its digest is wrong, or
+    the hub cannot be reached. Raise `StorageError` if the checkpoint is damaged, or does not fit the model that its run
+    names.
+
+    Args:
+        name: `minilm`, a local directory, a checkpoint of a run, or a hub name such as `intfloat/e5-base-v2`.
+        revision: commit, tag or branch of a hub model.
+        weights: if False, only the other files of a hub model are downloaded, not its weights.
+    """
     name = copy_of(name)
     complete(Path(name))
     path = expanded(name)

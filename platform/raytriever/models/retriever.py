@@ -190,9 +190,13 @@ class Retriever(BatchEncoder):
         prompt: str | Sequence[str] | None = None,
         tokens: int | None = None,
     ) -> Buckets:
-        """Turn contents of one side into inputs of the encoder: packed, or in buckets of similar length. Contents are
-        token ids of any integer type; the prompt that they begin with is that of the side by default. At most `tokens`
-        tokens, padding included, are encoded at once; None for no limit."""
+        """Turn contents of one side into inputs of the encoder: packed, or in buckets of similar length.
+
+        Args:
+            contents: token ids of each text with its prompt and without special tokens, of any integer type.
+            prompt: prompt that all contents begin with, or one for each; by default that of the side.
+            tokens: maximum number of tokens to encode at once, padding included; None for no limit.
+        """
         on_cpu = self.device.type == "cpu"
         inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
         if self.packs:

@@ -42,9 +42,13 @@ _PACKAGE = "sentence_transformers.models"
 
 
 def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig | None = None) -> None:
-    """Write weights, tokenizer and settings into an existing, empty directory. Adapters are merged into the weights. If
-    settings of the base model are given as `adapters_of`, the adapters are written instead in `peft`'s format, and
-    sentence-transformers loads them onto the base."""
+    """Write weights, tokenizer and settings into an existing, empty directory.
+
+    Args:
+        retriever: the model; its adapters are merged into the written weights.
+        adapters_of: settings that name the base model. If they are given, the adapters are written in `peft`'s format
+            instead of the transformers' weights, and sentence-transformers loads them onto the base.
+    """
     description = retriever.description
     if adapters_of is None:
         _write_json(directory / OWN_FILE, asdict(description))

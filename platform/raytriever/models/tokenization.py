@@ -147,9 +147,14 @@ def require_fast(tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """Template by which a tokenizer turns the content of a text into the input of an encoder: the ids of the special
-    tokens before and after the content, the side on which a long text is truncated, and the token and the side of
-    padding."""
+    """Template by which a tokenizer turns the content of a text into the input of an encoder.
+
+    Args:
+        before, after: ids of the special tokens before and after the content.
+        keep_end: truncate a long text on the left, not on the right.
+        pad_token: id of the padding token.
+        pad_left: pad on the left, not on the right.
+    """
 
     before: tuple[int, ...]
     after: tuple[int, ...]

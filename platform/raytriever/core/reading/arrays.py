@@ -33,9 +33,14 @@ _EXTENSION, _EXTENSION_HIDDEN = b"ARROW:extension:name", b"ARROW:extension:nam_"
 def read_array(
     file: Path, dtypes: Collection[str], shape: Shape, remedy: str, mapped: Literal["r", "c"] | None = None
 ) -> ndarray:
-    """Read a `.npy` file of one of some types, such as `int64` (`str` for texts of any length), and of a shape, in
-    which None is any length. It is mapped read-only (`r`) or copy-on-write (`c`), or read. Raise `StorageError` if the
-    file is missing, or its header is broken, or names another type, shape or number of bytes."""
+    """Read a `.npy` file that `numpy.save` wrote. Raise `StorageError` if the file is missing, or its header is broken,
+    or names another type, shape or number of bytes.
+
+    Args:
+        dtypes: the types it may have, such as `int64`; `str` for texts of any length.
+        shape: the length of each dimension; None for any.
+        mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
+    """
     import numpy as np
 
     with checked(file, remedy), _opened(file) as stream:
@@ -79,13 +84,14 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
 
 
 def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool = False) -> Any:
-    """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied. The file must
-    have exactly these columns with these Arrow types, in this order.
+    """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied. Raise
+    `StorageError` if the file is missing, or is not such a file; a column has another type, an extension type (which
+    may hold pickled objects), empty rows or invalid values.
 
-    With `full`, every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s. Without
-    it the cost does not grow with the rows, and offsets within a column are trusted. Raise `StorageError` if the file
-    is missing, or is not such a file; a column has another type, an extension type (which may hold pickled objects),
-    empty rows or invalid values.
+    Args:
+        columns: Arrow type of each column; the file must have exactly these columns, in this order.
+        full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
+            Without it the cost does not grow with the rows, and offsets within a column are trusted.
     """
     import pyarrow as pa
 

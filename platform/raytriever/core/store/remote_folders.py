@@ -37,11 +37,13 @@ TRANSFERS = 8  # number of simultaneous uploads or downloads
 
 
 def pull(path: Path | str, *, owned: bool | None = None) -> None:
-    """Make a copy equal to the store, but for large files of committed directories. The path may be missing in the
-    store. Raise `StorageError` if the store refuses, does not answer, or has both an object and a folder of this name.
+    """Make a copy equal to the store, but for large files of committed directories. Raise `StorageError` if the store
+    refuses, does not answer, or has both an object and a folder of this name.
 
-    A copy that a process of this machine writes (`owned`) is newer than the store, and only what other machines have
-    committed is added. By default the locks on this machine decide, for each folder.
+    Args:
+        path: the file or folder; it may be missing in the store.
+        owned: whether a process of this machine writes the folder. Its copy is then newer than the store, and only
+            what other machines have committed is added. By default the locks on this machine decide, for each folder.
     """
     if object_stores.inside(path) is None:
         return

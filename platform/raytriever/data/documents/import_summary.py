@@ -21,12 +21,22 @@ _CHARACTERS = 160  # length at which an example is cut
 
 @dataclass
 class ImportSummary:
-    """Figures of an import into the folder `path`.
+    """Figures of an import.
 
-    `files` counts by kind; `lengths` counts passages by their number of tokens, for each kind. `skipped` has documents
-    that were not read and names that were left out, each with the reason; `others` counts files that are no documents
-    by the ending of their names. The same folder always gives the same `examples`. `repeated` are files that have the
-    text of another file, and `shared` is the number of files that answer questions of several splits.
+    Args:
+        path: the folder that was written.
+        files: number of files that were read, by kind.
+        lengths: number of passages by their number of tokens, for each kind.
+        documents, passages: numbers of files and of passages by split.
+        skipped: documents that were not read, and names that were left out, each with the reason.
+        others: number of files that are not documents, by the ending of their names.
+        examples: some passages to show; the same folder always gives the same ones.
+        repeated: files that have the text of another file.
+        questions: the questions that were read; None without a file of questions.
+        judged: number of questions with an answer by split.
+        unanswerable: number of questions without an answer by split.
+        shared: number of files that answer questions of several splits.
+        replaces: whether an earlier import was replaced.
     """
 
     path: Path

@@ -84,9 +84,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Format and parts of a data set, files with only texts first. `note` says how the files are read, if that was
-    guessed. `division` are the bounds by which a single file is divided into splits; empty if files or rows name them.
-    Without `has_queries`, the corpus is alone: it can be encoded and searched."""
+    """Format and parts of a data set.
+
+    Args:
+        parts: files of the data set, files with only texts first.
+        note: message about how the files are read, if that was guessed.
+        division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
+        has_queries: whether the data set must have a query; a corpus alone can be encoded and searched.
+    """
 
     format: str
     parts: tuple[Part, ...]

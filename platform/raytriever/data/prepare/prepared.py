@@ -69,8 +69,15 @@ class FileMeta(TypedDict):
 
 
 class SideMeta(TypedDict):
-    """Figures of the documents or the queries: all rows, those that count, SHA-256 over ids and contents in order, rows
-    that repeat an earlier row, and rows that are copies of an earlier one (`hashed_ids`)."""
+    """Figures of the documents or the queries.
+
+    Args:
+        rows: number of all rows, including those that do not count.
+        live: number of rows that count.
+        digest: SHA-256 over ids and contents in order.
+        repeated: number of rows that repeat an earlier row.
+        same_text: number of rows that are copies of an earlier one; see `hashed_ids`.
+    """
 
     rows: int
     live: int

@@ -88,9 +88,14 @@ def arrange(
     mixing: str = EXAMPLES,
     no_duplicates: bool = False,
 ) -> Order:
-    """Return the order of a split's examples, of one data set or of several combined. `batch_size` is that of all
-    workers; `mixing` mixes data sets within each batch (`examples`), or reads each batch from one of them (`batches`).
-    See `parse_weights` for the weights, and `Spread` for `no_duplicates`."""
+    """Return the order of a split's examples, of one data set or of several combined.
+
+    Args:
+        batch_size: number of examples in the global batch, over all workers.
+        weights: weights of the data sets, see `parse_weights`; "" for their sizes.
+        mixing: `examples` mixes data sets within each batch, `batches` reads each batch from one data set.
+        no_duplicates: avoid batches with two queries that share a positive, see `Spread`.
+    """
     sizes = np.diff(examples.starts).tolist()
     shares = parse_weights(weights, sizes)
     parts = [part for part, size in enumerate(sizes) if size]

@@ -301,9 +301,14 @@ def counts_by_origin(
     wanted: Int64[ndarray, " batch"],
     shift: Float64[ndarray, " batch"],
 ) -> Int64[ndarray, "batch origins"]:
-    """Return the number of negatives of each origin in each group; the sum of a row is `wanted`. The sum of the shares
-    is 1. `there` is True if the query has a negative of the origin; random documents always exist. `shift` is a random
-    number in [0, 1) for each group."""
+    """Return the number of negatives of each origin in each group; the sum of a row is `wanted`.
+
+    Args:
+        shares: shares with the sum 1.
+        there: True if the query has a negative of the origin. Random documents always exist.
+        wanted: number of negatives of each group, at least 0.
+        shift: random number in [0, 1) for each group.
+    """
     mined = np.where(there, shares, 0.0)
     mined[:, RANDOM] = 0
     left = mined.sum(axis=1, keepdims=True)

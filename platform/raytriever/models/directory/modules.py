@@ -112,9 +112,14 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Settings in the files of a model directory, each file read once: `raytriever.json` (None in directories of other
-    libraries), `config_sentence_transformers.json` (empty if there is none), and the modules of each side, which
-    `modules.json` names or not."""
+    """Settings in the files of a model directory, each file read once.
+
+    Args:
+        own: `raytriever.json`; None in directories of other libraries.
+        library: `config_sentence_transformers.json`; empty if there is none.
+        has_modules: True if `modules.json` names the modules of each side.
+        sides: modules of each side.
+    """
 
     directory: Path
     own: dict[str, Any] | None

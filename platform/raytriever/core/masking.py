@@ -93,7 +93,12 @@ def mask_variable(name: str) -> None:
 
 
 def refuse_secrets(text: str, name: str | None = None) -> None:
-    """Raise `DataError` if a flag, an address or the setting `name` holds a secret."""
+    """Raise `DataError` if a flag, a setting or an address holds a secret.
+
+    Args:
+        text: the value as it was given.
+        name: the setting that it came from.
+    """
     for secret in _secrets(text):
         remedy = "leave it out, and set it in the environment of every node, such as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
         what = f"there is {secret.kind} in {'its address' if '://' in text else 'it'}"

@@ -153,8 +153,13 @@ def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
 def without_effect(
     settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[Need]]
 ) -> dict[str, ConfigError]:
-    """Return an error for each explicit setting, of `names`, that has no effect with the others. Explicit settings with
-    an empty value are not checked."""
+    """Return an error for each explicit setting that has no effect with the others.
+
+    Args:
+        settings: value of every setting, by name.
+        names: names of the explicit settings; those with an empty value are not checked.
+        needs: needs of each setting, by name.
+    """
     errors = {}
     for name in names:
         unmet = [each for need in needs.get(name, ()) if (each := need.unmet(settings)) is not None]

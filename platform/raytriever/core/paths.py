@@ -73,8 +73,12 @@ class PathKind:
 
     def check(self, value: str, name: str, fetch: bool = False) -> None:
         """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass.
-        `value` is what `__call__` returned for the setting `name`. With `fetch`, all files of a path in an object store
-        are downloaded."""
+
+        Args:
+            value: What `__call__` returned.
+            name: Setting that has it.
+            fetch: True to download all files of a path in an object store.
+        """
         for part in self._parts(value) if self.missing else ():
             bare = self._bare(part)
             path = self.local(bare)

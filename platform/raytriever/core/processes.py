@@ -100,11 +100,13 @@ def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *
 
 
 class ChildProcess:
-    """Process for calls that may take too long, need too much memory or crash. It starts with the first call, and again
-    with the next one after it died. Use it as a context manager.
+    """Process for calls that may take too long, need too much memory or crash.
 
-    `preload` is a module that is imported once and shared by such processes; only the first one can set it. `memory` is
-    the limit of the process's data in bytes; None for none.
+    It starts with the first call, and again with the next one after it died. Use it as a context manager.
+
+    Args:
+        preload: module that is imported once and shared by such processes; only the first one can set it.
+        memory: bytes of data that the process may have; None for no limit.
     """
 
     def __init__(self, preload: str, memory: int | None = None) -> None:
@@ -118,9 +120,13 @@ class ChildProcess:
         self._close()
 
     def call(self, seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a call of a function of a module, whose errors are raised here. Raise `TimeoutError` if
-        it took more than `seconds` of processor time (at least 1; None for no limit), `MemoryError` if it needed more
-        memory, and `ChildProcessError` if the process died."""
+        """Return the result of a call. Raise `TimeoutError` if the call took longer. Raise `MemoryError` if the call
+        needed more memory. Raise `ChildProcessError` if the process died.
+
+        Args:
+            seconds: limit of the call's processor time, at least 1; None for none.
+            function: Function of a module; its errors are raised here.
+        """
         if self._process is None:
             self._process = _pool(1, [self._preload], _limit_data, self._preload, self._memory)
         try:

@@ -23,7 +23,12 @@ QUIET_SECONDS = 2.0  # shorter work needs no line
 
 
 class Progress:
-    """A bar or lines for `total` units of work, on standard error; `done` units were done before, in a resumed run."""
+    """A bar or lines for `total` units of work, on standard error.
+
+    Args:
+        title: name of the work, one or two words.
+        done: number of units done before (a resumed run).
+    """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

@@ -56,8 +56,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], left: int = -1) -> str:
-    """Format rows, the header first, as lines of equally wide columns, two blanks apart. The column `left` is aligned
-    to the left; the others are aligned to the right."""
+    """Format rows as lines of equally wide columns, two blanks apart.
+
+    Args:
+        rows: cells of each line, the header first.
+        left: index of the column of words, which is aligned to the left; the others are aligned to the right.
+    """
     rows = [[one_line(cell) for cell in row] for row in rows]
     count = len(rows[0])
     widths = [max(len(row[column]) for row in rows) for column in range(count)]
@@ -76,8 +80,13 @@ def markdown_cell(text: str) -> str:
 def markdown_table(
     rows: Sequence[Sequence[str]], right: int | None = None, escape: Callable[[str], str] = markdown_cell
 ) -> str:
-    """Format rows, the header first, as a Markdown table, aligned to the right from the column `right` on. `escape` is
-    applied to each cell; `str` for cells that are Markdown."""
+    """Format rows as a Markdown table.
+
+    Args:
+        rows: cells of each line, the header first.
+        right: index of the first column that is aligned to the right, if any is.
+        escape: applied to each cell; `str` for cells that are Markdown.
+    """
     sides = ["---" if right is None or column < right else "---:" for column in range(len(rows[0]))]
     lines = [[escape(cell) for cell in row] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], sides, *lines[1:]))

@@ -89,7 +89,11 @@ class Column(Sequence[str], ABC):
 
 
 class TextColumn(Column):
-    """Column of texts over all shards, one memory-mapped Arrow string array each. Iteration reads shard after shard."""
+    """Column of texts over all shards. Iteration reads shard after shard.
+
+    Args:
+        shards: one memory-mapped Arrow string array for each shard.
+    """
 
     def __init__(self, shards: Sequence[pa.Array], rows: Rows) -> None:
         self._shards, self._rows = shards, rows
@@ -121,8 +125,12 @@ def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> 
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """Token ids of every text of a column, without special tokens and not truncated. Each shard has the concatenated
-    ids of its texts, memory-mapped, and the start of each text, followed by the end of the last one."""
+    """Token ids of every text of a column, without special tokens and not truncated.
+
+    Args:
+        ids: for each shard, the concatenated ids of its texts, memory-mapped.
+        offsets: for each shard, the start of each text, followed by the end of the last one.
+    """
 
     ids: Sequence[ndarray]
     offsets: Sequence[ndarray]

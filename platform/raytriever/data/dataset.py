@@ -85,8 +85,12 @@ class Queries:
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Prompts of the texts of a column, stored as runs: the number of texts that have the same prompt, and the prompt.
-    `own` has prompts of single texts by position in the column, which replace that of the run."""
+    """Prompts of the texts of a column, stored as runs of texts that have the same prompt.
+
+    Args:
+        runs: number of texts and prompt of each run.
+        own: prompts of single texts by position in the column; they replace the prompt of the run.
+    """
 
     runs: tuple[tuple[int, str], ...]
     own: QueryPrompts | None = None

@@ -116,8 +116,12 @@ def forms_of(texts: Iterable[str]) -> Forms:
 
 @dataclass(frozen=True)
 class Copies:
-    """Texts of a column that are copies of an earlier one: their positions, ascending, and for each the first equal
-    text."""
+    """Texts of a column that are copies of an earlier one.
+
+    Args:
+        positions: positions of the copies, ascending.
+        firsts: for each copy, the position of the first equal text.
+    """
 
     positions: Int64[ndarray, " copies"]
     firsts: Int64[ndarray, " copies"]

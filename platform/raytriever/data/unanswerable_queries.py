@@ -14,11 +14,20 @@ from raytriever.data.hashed_ids import forms_of, key_of
 
 
 def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:
-    """Return the data set with further queries of a split, which may be new, that no document answers. Their ids are
-    `KIND:0`, `KIND:1` and so on. Raise `ValueError` if an id exists already.
+    """Return the data set with further queries of a split that no document answers. Raise `ValueError` if an id exists
+    already.
 
-    The result is in memory, with another digest and without tokens. Positions do not change, and its `location` still
-    names the original data set.
+    Args:
+        dataset: any data set; the positions of its queries and documents do not change.
+        split: split of the queries; it may be new.
+        kind: prefix of their ids: `KIND:0`, `KIND:1` and so on.
+
+    Returns:
+        A data set in memory, with another digest and without tokens. Its `location` still names the original data set.
+
+    Examples:
+        >>> more = with_questions(dataset, "test", ["who painted the moon"], "other-domain")
+        >>> more.unanswerable["test"]
     """
     queries, first = dataset.queries, len(dataset.queries)
     ids = [f"{kind}:{number}" for number in range(len(texts))]

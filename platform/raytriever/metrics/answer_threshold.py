@@ -183,8 +183,11 @@ class AnswersAchieved:
 def achieve_answers(
     shown: Bool[ndarray, " questions"], questions: RankedQuestions, worth: float = 1.0
 ) -> AnswersAchieved:
-    """Compute the proportions of questions whose best document is shown. `worth` is a factor on the number of questions
-    for the intervals; below 1 if the questions chose the threshold."""
+    """Compute the proportions of questions whose best document is shown.
+
+    Args:
+        worth: factor on the number of questions for the intervals; below 1 if the questions chose the threshold.
+    """
     right, answerable = shown & questions.right, questions.answerable
 
     def share(part: ndarray, whole: ndarray) -> Proportion:

@@ -110,8 +110,11 @@ def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
 
 
 def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0) -> PassagesKept:
-    """Compute the share of relevant passages and the number of passages that a threshold keeps. `worth` is a factor on
-    the number of questions for the interval; below 1 if the questions chose the threshold."""
+    """Compute the share of relevant passages and the number of passages that a threshold keeps.
+
+    Args:
+        worth: factor on the number of questions for the interval; below 1 if the questions chose the threshold.
+    """
     shares = passages.shares(threshold)
     low, high = wilson_by_query(shares, np.ones(len(shares)), worth)
     count = float((passages.scores >= threshold).sum(axis=1).mean())

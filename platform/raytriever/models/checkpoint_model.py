@@ -91,8 +91,13 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
 
 @dataclass(frozen=True)
 class Slice:
-    """Range of values of a flattened tensor, one-dimensional, from the index `start` on; `shape` is that of the whole
-    tensor."""
+    """Range of values of a flattened tensor.
+
+    Args:
+        values: values of the range, one-dimensional.
+        start: index of the first value in the flattened tensor.
+        shape: shape of the whole tensor.
+    """
 
     name: str
     values: Tensor

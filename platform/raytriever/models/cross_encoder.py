@@ -36,12 +36,13 @@ ACTIVATIONS = ("Identity", "Sigmoid")
 
 
 class CrossEncoder:
-    """Scorer of query-passage pairs; higher scores are more relevant. The precision is `fp32` or `bf16`; `length` is
-    the maximum number of tokens of a pair, by default the limit of the model.
+    """Scorer of query-passage pairs; higher scores are more relevant. Raise `ConfigError` if the precision is `int8`.
+    Raise `ModelError` if the directory is missing; it has no safetensors, no trained head or several labels; it has
+    modules besides a transformer; or its activation is neither a sigmoid nor the identity.
 
-    Raise `ConfigError` if the precision is `int8`. Raise `ModelError` if the directory is missing; it has no
-    safetensors, no trained head or several labels; it has modules besides a transformer; or its activation is neither a
-    sigmoid nor the identity.
+    Args:
+        precision: `fp32` or `bf16`, the type of the weights.
+        length: maximum number of tokens of a pair, including special tokens; by default the limit of the model.
     """
 
     @activity("loading the cross-encoder")

@@ -66,10 +66,13 @@ def _set_template(tokenizer: Any, before: list[str], end: str) -> None:
 
 
 def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path) -> None:
-    """Let every token attend to later tokens, or only to earlier ones, in place; None leaves the model as it is.
+    """Let every token attend to later tokens, or only to earlier ones, in place.
 
     `config.is_causal` decides this in transformers 5, and it is saved in `config.json`. Raise `ModelError` if
     transformers ignores the setting for this model.
+
+    Args:
+        bidirectional: None leaves the model as its `config.json` says.
     """
     config = backbone.config
     is_set = getattr(config, "is_causal", None) is False or bool(getattr(config, "use_bidirectional_attention", False))
@@ -87,8 +90,11 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
 
 @torch.no_grad()
 def attends_to_later_tokens(backbone: Any, padding: int = 0) -> bool:
-    """Return True if later tokens affect the state of the first token, with the last `padding` tokens masked. The model
-    must be in evaluation mode."""
+    """Return True if later tokens affect the state of the first token. The model must be in evaluation mode.
+
+    Args:
+        padding: number of last tokens that are masked as padding.
+    """
     embeddings = backbone.get_input_embeddings().weight
     tokens = torch.arange(2 * _PROBE_TOKENS, device=embeddings.device).view(2, -1) % len(embeddings)
     tokens[:, 0] = 0

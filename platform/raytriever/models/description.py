@@ -103,8 +103,12 @@ def describe(files: ModelFiles, config: ModelConfig) -> Description:
 
 
 def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
-    """Return the description in a model directory. With some settings of the user, some of the files are not needed.
-    Raise `ModelError` if a file is damaged, or names something that is not supported."""
+    """Return the description in a model directory. Raise `ModelError` if a file is damaged, or names something that is
+    not supported.
+
+    Args:
+        config: settings of the user, with which some of the files are not needed.
+    """
     where = files.directory
     if files.own is not None:
         settings, where = files.own, files.directory / OWN_FILE

@@ -40,8 +40,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_error(what: str, device: torch.device, name: str | None = None) -> ConfigError:
-    """Return the error for work that runs out of memory: what is too large on which device. `name` is the setting that
-    decides the size, `passage_length` or `batch_tokens`; None if only free memory helps."""
+    """Return the error for work that runs out of memory.
+
+    Args:
+        what: clause that says what is too large.
+        device: device whose memory is full.
+        name: setting that decides the size, `passage_length` or `batch_tokens`; None if only free memory helps.
+    """
     remedies = {
         "passage_length": f"free memory of the device, or give shorter texts, a smaller {setting('batch_size')}, a "
         "smaller model, or a strategy that shards more",

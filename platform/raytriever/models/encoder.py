@@ -82,7 +82,10 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
         """Encode one packed batch, or a padded one with `input_ids`, `attention_mask` and, if used, `token_type_ids`.
-        `left_out` is the number of first tokens of each text that are not pooled; an integer, or `[texts]`."""
+
+        Args:
+            left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
+        """
         if is_packed(tokens):
             states = packed_states(self.backbone, tokens)
             return self.finish(pool_packed(states, tokens["starts"], self.pooling, left_out))
@@ -114,11 +117,15 @@ def hidden_size(backbone: nn.Module) -> int:
 
 
 def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, weights: bool = True) -> nn.Module:
-    """Load a transformers model from its safetensors, without running code of its directory. Without `weights` it is on
-    the meta device. Stored weights of another type are converted one at a time.
+    """Load a transformers model from its safetensors, without running code of its directory.
 
     A pooler without weights in the files is removed, as in a model without a pooler. Raise `ModelError` if files are
     missing or damaged, do not belong to a text encoder, or lack some of its weights.
+
+    Args:
+        transformer: folder and configuration of the model.
+        dtype: type of the weights; stored weights of another type are converted one at a time.
+        weights: if False, weights are not read, and the model is on the meta device.
     """
     directory, config = transformer.folder, transformer.config
     disable_cache(config)
@@ -187,8 +194,12 @@ def _set_probabilities(holder: Any, probability: float) -> None:
 
 @torch.no_grad()
 def check_precision(backbone: nn.Module, precision: str) -> None:
-    """Check, with two short texts, that a transformers model computes in a precision, whose autocast is active. Raise
-    `ConfigError` if an operation of the model does not exist in it, such as the Fourier transform in bf16."""
+    """Check, with two short texts, that a transformers model computes in its precision and the active autocast. Raise
+    `ConfigError` if an operation of the model does not exist in this precision, such as the Fourier transform in bf16.
+
+    Args:
+        precision: name of the precision for the error message.
+    """
     device = next(backbone.parameters()).device
     tokens = torch.zeros(2, 4, dtype=torch.long, device=device)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], device=device)

@@ -128,8 +128,14 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """Embeddings on the CPU that a GPU may still compute, in the order of the batches, and the index of the text of
-    each. A text without an embedding gets zeros. `computed` is the event after the last copy; None on a CPU."""
+    """Embeddings that a GPU may still compute.
+
+    Args:
+        values: embeddings on the CPU, in the order of the batches.
+        order: index of the text of each embedding.
+        texts: number of texts; a text without an embedding gets zeros.
+        computed: event after the last copy; None on a CPU.
+    """
 
     values: Float32[torch.Tensor, "encoded width"]
     order: Sequence[int]

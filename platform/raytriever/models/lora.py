@@ -80,8 +80,11 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
 
 
 def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
-    """Write the adapters in `peft`'s format, which sentence-transformers and transformers load onto the base that the
-    settings name. A local base is named by its absolute path."""
+    """Write the adapters in `peft`'s format, which sentence-transformers and transformers load onto the base.
+
+    Args:
+        config: settings of the model, which name the base. A local base is named by its absolute path.
+    """
     (settings,) = backbone.peft_config.values()
     is_local = config.model == MINILM or expanded(config.model).exists()
     settings.base_model_name_or_path = str(Path(backbone.name_or_path).absolute()) if is_local else config.model

@@ -113,8 +113,12 @@ _NEVER = 2**60
 
 @dataclass(frozen=True)
 class Buckets:
-    """Tokens of one side of a batch: padded batches, shortest texts first, or one packed batch; and the index of each
-    text of the batch in the concatenated buckets."""
+    """Tokens of one side of a batch, in buckets.
+
+    Args:
+        buckets: padded batches, shortest texts first; or one packed batch.
+        indices: index of each text of the batch in the concatenated buckets.
+    """
 
     buckets: list[TokenBatch]
     indices: Int64[Tensor, " texts"]

@@ -39,8 +39,13 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
 def pool_packed(
     states: Float[Tensor, "tokens width"], starts: Int32[Tensor, " bounds"], pooling: str, left_out: int | Tensor = 0
 ) -> Float[Tensor, "texts pooled"]:
-    """Return one float32 vector per packed text; equals `pool` except for rounding. `starts` has the index of the first
-    token of each text, and the number of tokens."""
+    """Return one float32 vector per packed text; equals `pool` except for rounding.
+
+    Args:
+        starts: index of the first token of each text, and the number of tokens.
+        pooling: a mode of `MODES`, or several joined by `+`.
+        left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
+    """
     starts = starts.long()
     lengths = starts.diff()
     if not isinstance(left_out, Tensor):
@@ -51,7 +56,13 @@ def pool_packed(
 
 @dataclass(frozen=True)
 class _Packed:
-    """Packed texts; see `pool_packed`. `lengths` and `left_out` are numbers of tokens of each text."""
+    """Packed texts.
+
+    Args:
+        starts: index of the first token of each text, and the number of tokens.
+        lengths: number of tokens of each text.
+        left_out: number of first tokens of each text that are not pooled.
+    """
 
     states: Float[Tensor, "tokens width"]
     starts: Int64[Tensor, " bounds"]

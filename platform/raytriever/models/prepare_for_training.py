@@ -14,11 +14,13 @@ from raytriever.models.retriever import Retriever
 
 def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -> None:
     """Add adapters and activation checkpointing to a retriever, in place; the result is the same on every worker.
-    `seed` decides the adapters' initial weights; the process's random generators are not changed.
 
     Call this once, before the optimizer and the strategy are created. The dropout of adapters and checkpointing are
     active in training mode only, so call `retriever.train()` even if the encoder has no dropout. Raise `ConfigError` if
     settings contradict each other, a package is missing, or the encoder lacks support.
+
+    Args:
+        seed: seed of the adapters' initial weights; the process's random generators are not changed.
     """
     check_changed(config)
     backbones = [retriever.query.backbone]

@@ -105,8 +105,13 @@ class PromptTable:
         return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
 
     def check(self, names: Iterable[str], every: bool = False) -> None:
-        """Raise `ConfigError` if none of the user's prompts belongs to the data sets in use, or with `every` if one of
-        them does not; the error suggests a name."""
+        """Check that the user's prompts belong to the data sets in use. Raise `ConfigError` if a prompt belongs to no
+        data set; the error suggests a name.
+
+        Args:
+            names: names of the data sets.
+            every: require that every prompt belongs to one of them; otherwise one such prompt is enough.
+        """
         known = list(dict.fromkeys(map(_stem, names)))
         possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
         others = [name for name in self.own if name.casefold() not in possible]
@@ -177,8 +182,12 @@ def read_prompts(value: Any) -> dict[str, str]:
 
 
 def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
-    """Raise `ModelError` if a prompt of some tokens leaves none for the text; `length` tokens may have both, without
-    special tokens."""
+    """Check that a prompt leaves tokens for the text. Raise `ModelError` if the prompt leaves no tokens.
+
+    Args:
+        tokens: number of tokens of the prompt.
+        length: maximum number of tokens of prompt and text, without special tokens.
+    """
     if tokens >= max(1, length):
         what = f"the prompt {prompt[:40]!r} has {tokens} tokens, of at most {length}, and leaves no room for the text"
         remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"

@@ -81,9 +81,12 @@ _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
 
 
 def merged_model(directory: Path, weights: bool = True) -> Path:
-    """Return the directory of the base model with the adapters of `directory` merged into it; without `weights` that of
-    the base itself, whose layers have the same shapes. Raise `ModelError` if a file is missing or damaged, the base
-    cannot be found, or the adapters belong to another model."""
+    """Return the directory of the base model with the adapters of `directory` merged into it. Raise `ModelError` if a
+    file is missing or damaged, the base cannot be found, or the adapters belong to another model.
+
+    Args:
+        weights: if False, return the directory of the base itself, whose layers have the same shapes.
+    """
     settings = read_model_file(directory / ADAPTER, dict[str, Any])
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"holds adapters of type {settings.get('peft_type')!r}", str(directory), "give LoRA adapters")
@@ -100,8 +103,10 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
 def keep_model(decides: Any, meta: dict[str, str], write: Callable[[Path], None]) -> Path:
     """Return the directory of a complete model in the cache. It counts as in use while this process lives.
 
-    The key is the digest of `decides`, a JSON value of everything that the content depends on. `meta` is its origin,
-    for the manifest. `write` writes the model to an empty directory; it is called only if the cache has no such model.
+    Args:
+        decides: JSON value of everything that the content depends on; the cache key is its digest.
+        meta: origin of the model, for the manifest.
+        write: writes the model to an empty directory; called only if the cache has no such model.
     """
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "merged" / key

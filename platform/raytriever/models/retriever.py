@@ -139,9 +139,14 @@ class Retriever(BatchEncoder):
     def contents(
         self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None
     ) -> list[Int64[ndarray, " tokens"]]:
-        """Return the token ids of each text of one side with its prompt, as prepared data sets store them: without
-        special tokens, and not truncated. The prompt is that of all texts, or one for each; by default that of the
-        side. In a prompt of all texts, the placeholder of the title becomes `none`."""
+        """Return the token ids of each text of one side with its prompt, as prepared data sets store them.
+
+        They have no special tokens and are not truncated.
+
+        Args:
+            prompt: prompt of all texts, or one for each; by default that of the side. In a prompt of all texts, the
+                placeholder of the title becomes `none`.
+        """
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
         prompts = [fill_title(prompt)] * len(texts) if isinstance(prompt, str) else prompt
@@ -206,8 +211,11 @@ class Retriever(BatchEncoder):
         return fill_buckets(inputs, self.pad, CPU_BUCKET_TOKENS if on_cpu else None, lengths, tokens)
 
     def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
-        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled. The prompt is
-        that of all texts, or one for each; by default that of the side."""
+        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled.
+
+        Args:
+            prompt: prompt of all texts, or of each; by default that of the side.
+        """
         if self.description.pool_prompt:
             return None
         if prompt is None:
@@ -248,9 +256,14 @@ class Retriever(BatchEncoder):
 
 @activity("loading the encoder")
 def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weights: bool = True) -> Retriever:
-    """Load the model that a configuration names, in evaluation mode. Without `weights` their sizes are checked, and the
-    towers are on the meta device. Raise `ModelError` if the model cannot be found, trusted or read. Raise `ConfigError`
-    if `truncate_dim` exceeds the embedding dimension."""
+    """Load the model that a configuration names, in evaluation mode. Raise `ModelError` if the model cannot be found,
+    trusted or read. Raise `ConfigError` if `truncate_dim` exceeds the embedding dimension.
+
+    Args:
+        config: settings of the model.
+        dtype: type of the transformers' weights.
+        weights: if False, weights are not read: their sizes are checked, and the towers are on the meta device.
+    """
     files = read_files(config)
     directory, description = files.directory, describe(files, config)
     transformers = {side: pipeline.transformer for side, pipeline in files.sides.items()}
@@ -305,8 +318,13 @@ def _load_tower(
     dtype: torch.dtype,
     weights: bool,
 ) -> Encoder:
-    """Load one tower from the files of its transformer, or with the loaded transformer of the other tower, whose
-    modules in `loaded` it shares. `dtype` is that of the transformer; modules after the pooling are float32."""
+    """Load one tower.
+
+    Args:
+        source: files of the transformer, or the loaded transformer of the other tower.
+        loaded: modules of the other tower by their folders, which this tower shares.
+        dtype: type of the transformer's weights; modules after the pooling are float32.
+    """
     with nullcontext() if weights else torch.device("meta"):
         backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)
         if isinstance(source, Transformer):

@@ -142,8 +142,11 @@ def _whole_head(tower: Encoder) -> list[nn.Module]:
 def _write_head(
     head: Sequence[nn.Module], directory: Path, prefix: str, first: int, written: dict[int, str]
 ) -> list[tuple[str, str]]:
-    """Write modules after the pooling; return their names and classes. `written` has the names of modules that were
-    written for the other tower, by `id`; shared ones are reused."""
+    """Write modules after the pooling; return their names and classes.
+
+    Args:
+        written: names of modules that were already written for the other tower, by `id`; shared ones are reused.
+    """
     modules = []
     for number, module in enumerate(head, first):
         kind = DENSE if isinstance(module, Dense) else DROPOUT if isinstance(module, nn.Dropout) else NORMALIZE

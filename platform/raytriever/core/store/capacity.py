@@ -18,8 +18,13 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def check_disk(path: Path | str, needed: int, content: str) -> None:
-    """Raise `StorageError` if the disk of a path, which need not exist, has fewer bytes free than `content` needs, a
-    plural."""
+    """Check that the disk of a path has room. Raise `StorageError` if fewer bytes are free.
+
+    Args:
+        path: where the content is written; it need not exist.
+        needed: bytes of the content.
+        content: what is written, in the plural, for the error message.
+    """
     folder = Path(os.path.abspath(path))
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -32,7 +37,12 @@ def check_disk(path: Path | str, needed: int, content: str) -> None:
 
 
 def check_memory(needed: int, content: str, remedy: str) -> None:
-    """Raise `StorageError` if this machine has less free memory, in bytes, than `content` needs, a plural."""
+    """Check that the memory of this machine has room. Raise `StorageError` if fewer bytes are free.
+
+    Args:
+        needed: bytes of the content.
+        content: what needs the memory, in the plural, for the error message.
+    """
     free = free_system_memory()
     if free < needed:
         what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"

@@ -207,10 +207,11 @@ def check_names(path: Path) -> None:
 
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"format", "files": {name: {"size", "sha256"}}, "meta": {...}}`.
-
-    With `verify`, every byte is compared; if it is False, names and sizes; if it is None, the manifest is only read.
     Raise `StorageError` if there is no manifest or one of another format, or a file it names is missing, damaged or
     changed.
+
+    Args:
+        verify: True to compare every byte, False to compare names and sizes, None to read only the manifest.
     """
     path, remedy = Path(path), "make the directory again"
     if not (path / MANIFEST).exists():

@@ -24,8 +24,11 @@ RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0  # time between renewals; age at which
 
 
 class Lease:
-    """Lease that this process holds until `release`; made by `ask`. `file` is the path of the lock, whose objects are
-    the leases."""
+    """Lease that this process holds until `release`; made by `ask`.
+
+    Args:
+        file: the path of the lock, whose objects are the leases.
+    """
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:
         self._object, self._record = file / token, record

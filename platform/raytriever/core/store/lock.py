@@ -159,11 +159,14 @@ def owner_of(path: Path | str) -> Owner | None:
 def acquire(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Lock:
-    """Take the lock of a path, which need not exist; its parents are made.
+    """Take the lock of a path, which need not exist; its parents are made. Raise `InUseError` if another process holds
+    it, and `wait` is false. Raise `StorageError` if the lock file cannot be made. Users do not know lock files, so the
+    error names the path.
 
-    With `wait`, wait interruptibly for another owner, and call `report` with a line now and every ten seconds.
-    Otherwise raise `InUseError`, with `remedy` for what to do instead of waiting. Raise `StorageError` if the lock file
-    cannot be made. Users do not know lock files, so the error names the path.
+    Args:
+        wait: whether to wait for another owner, interruptibly, rather than to raise.
+        report: called with a line when waiting begins, and every ten seconds.
+        remedy: what to do instead of waiting, for the error.
     """
     if len(object_stores.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")

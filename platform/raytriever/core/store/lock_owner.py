@@ -19,9 +19,14 @@ RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of i
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a lock since a time in seconds since 1970. The token is different for every lock that was
-    ever taken. The kind is `BY_KERNEL` or `BY_FILE`; `started` is in ticks since the machine started, 0 where that is
-    unknown."""
+    """The process that holds a lock.
+
+    Args:
+        since: Time at which the lock was taken, in seconds since 1970.
+        token: Random text, different for every lock that was ever taken.
+        kind: `BY_KERNEL` or `BY_FILE`.
+        started: Start of the process, in ticks since the machine started; 0 where that is unknown.
+    """
 
     host: str
     pid: int

@@ -196,9 +196,14 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
 
 
 def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
-    """Return the answer to a request; make it again while the store does not answer. Messages name the bucket `uri` and
-    the object `where`. Raise `StorageError` if the store refuses, or does not answer for `PATIENCE_SECONDS`
-    (`FIRST_SECONDS` if it never has), or the disk of the copies fails."""
+    """Return the answer to a request; make it again while the store does not answer. Raise `StorageError` if the store
+    refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it never has), or the disk of the copies
+    fails.
+
+    Args:
+        uri: the bucket, for messages.
+        where: the object, for messages.
+    """
     began, pause = time.monotonic(), 0.5
     while True:
         try:

@@ -113,8 +113,11 @@ def remove_unused(folder: Path) -> None:
 
 
 def push(path: Path, name: Path | None = None) -> None:
-    """Upload a file that was written, or a directory that was committed; raises `StorageError`. A file will be renamed
-    to `name`, by default its own."""
+    """Upload a file that was written, or a directory that was committed; raises `StorageError`.
+
+    Args:
+        name: path that the file will be renamed to, by default its own.
+    """
     if object_stores.inside(path) is None:
         return
     if not path.is_dir():

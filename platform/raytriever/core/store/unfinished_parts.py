@@ -60,9 +60,14 @@ class Parts:
     def write(
         self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
     ) -> None:
-        """Commit a part, whose files `save` writes into a directory. It replaces an earlier part of the name. `meta` is
-        read after `save`, which may fill it; `size` is in bytes. Raise `StorageError` if the part cannot be written,
-        and the parts are not optional."""
+        """Commit a part. It replaces an earlier part of the name. Raise `StorageError` if the part cannot be written,
+        and the parts are not optional.
+
+        Args:
+            save: writes the files of the part into a directory.
+            meta: metadata of the part; read after `save`, which may fill it.
+            size: bytes that the disk must have room for.
+        """
         if self.folder is None:
             return
         meta = {} if meta is None else meta
@@ -90,8 +95,12 @@ class Parts:
 
 
 def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
-    """Make the folder in the cache of the finished blocks of a mining or a scoring, named after the digest of the JSON
-    values that determine them. It is in use while `holder` exists."""
+    """Make the folder in the cache of the finished blocks of a mining or a scoring.
+
+    Args:
+        decides: JSON values that determine the blocks; the folder is named after their digest.
+        holder: the folder is in use while this object exists.
+    """
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
     with suppress(OSError, StorageError):  # the cache may be writable for other users only; then nothing is kept

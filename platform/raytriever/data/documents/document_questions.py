@@ -75,11 +75,13 @@ class Question:
 
 
 class Questions:
-    """Questions of a CSV, TSV or JSONL file, by the document that answers them.
+    """Questions of a CSV, TSV or JSONL file, by the document that answers them. Raise `DataError` if a file is broken
+    or empty, a column is missing, or a question is in both files.
 
-    `columns` is `--columns`, or empty to recognize all columns; `paths` are the files of the folder that can be read;
-    the questions of a second file, `test`, are all test. Raise `DataError` if a file is broken or empty, a column is
-    missing, or a question is in both files.
+    Args:
+        columns: value of `--columns`, or empty to recognize all columns.
+        paths: files of the folder that can be read, relative to it.
+        test: path of a second file, whose questions are all test; empty for none.
     """
 
     def __init__(self, where: str, columns: str, paths: Sequence[str], root: str, test: str = "") -> None:

@@ -37,9 +37,13 @@ _LIST = re.compile(r"""\[\s*(?:[bru]?["'].*["'][\s,]*)?\]""", re.DOTALL)
 
 @dataclass(frozen=True)
 class TableFile:
-    """CSV or TSV file. Line breaks in the names of its columns are replaced by spaces. `begin` is the number of lines
-    of its header, including blank lines before it. Lines end in `\\n`, or in `\\r` in a file without line feeds, such
-    as "CSV (Macintosh)" of Excel."""
+    """CSV or TSV file.
+
+    Args:
+        columns: names in its header, line breaks replaced by spaces.
+        begin: number of lines of the header, including blank lines before it.
+        line_end: `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel.
+    """
 
     where: str
     separator: str

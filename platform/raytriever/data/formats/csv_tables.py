@@ -56,9 +56,13 @@ SCORE = Role("score", (), optional=True)
 def choose_columns(
     where: str, columns: Sequence[str], roles: Sequence[Role], named: Mapping[str, str], remedy: str
 ) -> dict[str, str]:
-    """Return the column of each role that a table has; no column has two roles. `named` are columns that the user has
-    named, by role. Raise `DataError` if one of these is missing, or a required one is not recognized; `remedy` says
-    what to do then."""
+    """Return the column of each role that a table has; no column has two roles. Raise `DataError` if a column that the
+    user named is missing, or a required one is not recognized.
+
+    Args:
+        named: columns that the user has named, by role.
+        remedy: what the user can do if a column is not recognized.
+    """
     chosen: dict[str, str] = {}
     known = [role.name for role in roles]
     for name, column in named.items():

@@ -64,9 +64,13 @@ class Parsed:
 
 
 def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChunk]:
-    """Yield the chunks of a part in order, streamed. They store `index`, the position of the part among all parts, and
-    are cut at the row after `size` bytes. Raise `DataError` if the file as a whole is missing, broken, empty or of
-    another kind."""
+    """Yield the chunks of a part in order, streamed. Raise `DataError` if the file as a whole is missing, broken, empty
+    or of another kind.
+
+    Args:
+        index: position of the part among all parts, stored in each chunk.
+        size: bytes after which a chunk is cut at the next row; Parquet is cut into batches of about this size.
+    """
     if part.rows is not None:
         pieces = rows.read_object(part.where, size, part.rows)
     elif part.kind in _READERS:

@@ -302,8 +302,13 @@ def optional_score(row: Mapping[str, Any], name: str) -> float:
 
 
 class QueryGroup:
-    """Query of a row, with its passages, judgements, negatives and answers, which are added to the records. If `name`
-    is None, its id is made from its content. A `prompt` replaces that of its data set."""
+    """Query of a row, with its passages, judgements, negatives and answers, which are added to the records.
+
+    Args:
+        name: id of the query; None for an id from its content.
+        prompt: prompt of this query, which replaces that of its data set; "" for none.
+        answers: texts that identify passages with the answer.
+    """
 
     def __init__(
         self,

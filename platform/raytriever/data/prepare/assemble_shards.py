@@ -51,7 +51,12 @@ _STORED = _PAIR.names[:5]  # type: ignore[index]
 
 @dataclass(frozen=True)
 class AssembledSide:
-    """Documents or queries of all shards: the rows that count, ascending, and `prepared.SideMeta` for the manifest."""
+    """Documents or queries of all shards.
+
+    Args:
+        live: rows that count, ascending.
+        meta: figures for the manifest, see `prepared.SideMeta`.
+    """
 
     index: KeyIndex
     live: Int64[ndarray, " positions"]

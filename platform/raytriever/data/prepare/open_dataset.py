@@ -47,8 +47,11 @@ def open_dataset(
 
     Args:
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
+        splits: splits whose judgements are read.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
+        bm25_language: see `Documents`.
         tokenization: tokenizer and prompts; None for texts without tokens.
+        report: called with progress lines of the preparation.
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenization, max_bad_rows=max_bad_rows, splits=_with_lender(requested))

@@ -149,8 +149,14 @@ def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a shard, the chunk `number` of a part, from 0: its rows with bad ones included, the bad rows of
-    `records.bad_entry`, and size and digest of each file by its name in the data set."""
+    """Report of a shard.
+
+    Args:
+        number: number of the chunk of the part, from 0.
+        rows: number of rows read, bad ones included.
+        bad: bad rows, from `records.bad_entry`.
+        files: size and digest of each file, by its name in the data set.
+    """
 
     part: int
     number: int
@@ -166,8 +172,12 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of shards, which is sent to every process that writes some of them, and to whose folder every process can
-    write. Without a tokenization, texts get no tokens."""
+    """Writer of shards, which is sent to every process that writes some of them.
+
+    Args:
+        folder: directory of the data set, to which every process can write.
+        tokenization: tokenizer and prompts; None for texts without tokens.
+    """
 
     parts: tuple[Part, ...]
     folder: Path

@@ -26,8 +26,12 @@ from raytriever.data.sampling.training_examples import Examples
 
 @dataclass(frozen=True)
 class TeacherTable:
-    """Teacher scores of pairs, which are finite; higher is more relevant. A pair is the query position times
-    `documents` plus the document position; pairs are ascending and distinct."""
+    """Teacher scores of pairs.
+
+    Args:
+        pairs: query position times `documents` plus document position, ascending and distinct.
+        scores: finite scores; higher is more relevant.
+    """
 
     pairs: Int64[ndarray, " pairs"]
     scores: Float32[ndarray, " pairs"]

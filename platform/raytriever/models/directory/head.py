@@ -85,8 +85,13 @@ class Normalize(nn.Module):
 def load_head(
     modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module], weights: bool = True
 ) -> nn.ModuleList:
-    """Load the modules of a head for pooled vectors of a width, in float32. Modules in `loaded` are used again. Raise
-    `ModelError` if a file is missing or damaged, a dimension does not fit, or a setting is not supported."""
+    """Load the modules of a head, in float32. Raise `ModelError` if a file is missing or damaged, a dimension does not
+    fit, or a setting is not supported.
+
+    Args:
+        width: dimension of a pooled vector.
+        loaded: modules, by folder, to use again instead of loading them.
+    """
     head = nn.ModuleList()
     for module in modules:
         if module.kind == DENSE:

@@ -127,8 +127,11 @@ def _weight_files(directory: Path, remedy: str) -> list[Path]:
 
 @contextmanager
 def quiet_transformers(warnings: bool = True) -> Iterator[None]:
-    """Turn off transformers' progress bars, which would disturb that of the run. With `warnings` False, its warnings
-    are off too, for cases in which raytriever itself raises an error."""
+    """Turn off transformers' progress bars, which would disturb the progress bar of the run.
+
+    Args:
+        warnings: keep the warnings of transformers; False if raytriever raises an error in these cases itself.
+    """
     from transformers.utils import logging as transformers_logging
 
     verbosity, was_enabled = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
@@ -151,8 +154,11 @@ def empty_model(
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> Any:
     """Build the model that `config.json` describes on the meta device, and check it against the files' shapes. Raise
-    `ModelError` if the files are missing or damaged, or do not fit the configuration. See `load_weights` for the
-    arguments."""
+    `ModelError` if the files are missing or damaged, or do not fit the configuration.
+
+    Args:
+        kind, check: see `load_weights`.
+    """
     import torch
 
     stored = stored_tensors(directory)
@@ -170,9 +176,13 @@ def load_weights(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model from the safetensors of a transformers directory by a class such as `AutoModel`. Also return the
-    report for `check_loaded`. `check` is called with the model on the meta device, before any weight is read. Raise
-    `ModelError` if the files are missing or damaged, or do not fit the configuration."""
+    """Load a model from the safetensors of a transformers directory. Also return the report for `check_loaded`. Raise
+    `ModelError` if the files are missing or damaged, or do not fit the configuration.
+
+    Args:
+        kind: class of transformers that loads the model, such as `AutoModel`.
+        check: called with the model that `config.json` describes, on the meta device, before any weight is read.
+    """
     empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
         model, report = kind.from_pretrained(
@@ -188,8 +198,12 @@ def load_weights(
 
 
 def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory: Path) -> None:
-    """Check that the stored tensors fit a model on the meta device, before memory is allocated for it. Raise
-    `ModelError` if a tensor has another shape or is not a float, or the files lack most of the model."""
+    """Check that the stored tensors fit a model, before memory is allocated for it. Raise `ModelError` if a tensor has
+    another shape or is not a float, or the files lack most of the model.
+
+    Args:
+        model: the model that `config.json` describes, on the meta device.
+    """
     own = dict(model.named_parameters())
     matches = {name: stored.get(name) or stored.get(f"{model.base_model_prefix}.{name}") for name in own}
     for name, tensor in matches.items():
@@ -211,11 +225,13 @@ def check_tensor(name: str, stored: StoredTensor, shape: Sequence[int], where: P
 
 
 def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:
-    """Check, by the loading info of `from_pretrained`, that every weight of a model came from its files. Raise
-    `ModelError` if tensors are missing.
+    """Check that every weight of a model came from its files.
 
     Tensors that the model does not use, such as the head of a masked language model, are logged in one line, once per
-    process.
+    process. Raise `ModelError` if tensors are missing.
+
+    Args:
+        report: loading info of `from_pretrained(output_loading_info=True)`.
     """
     _refuse_missing(sorted(report["missing_keys"]), directory)
     extra = sorted(report["unexpected_keys"])

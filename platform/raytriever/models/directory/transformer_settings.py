@@ -75,8 +75,13 @@ class _Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Transformer:
-    """Transformer of a model, with its tokenizer: the folder of its files, and its settings of sentence-transformers,
-    which may be empty, with the file that has them."""
+    """Transformer of a model, with its tokenizer.
+
+    Args:
+        folder: folder with `config.json`, the tokenizer and the weights.
+        settings: settings of sentence-transformers; empty if there are none.
+        file: file of these settings.
+    """
 
     folder: Path
     settings: dict[str, Any]

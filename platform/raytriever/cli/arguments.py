@@ -37,9 +37,11 @@ _CHOICES = "; one of: "
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` where argparse prints its usage and exits.
 
-    `prog` is the command without `raytriever`. `common` are the flags that `--help` shows (all if it is empty);
-    `--help-all` shows all. The argument `free_text` holds a question: it is not checked for secrets, because nothing
-    stores it."""
+    Args:
+        prog: the command, without `raytriever`.
+        common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
+        free_text: the name of an argument that holds a question. It is not checked for secrets: nothing stores it.
+    """
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
         self._common, self._free_text = common, free_text
@@ -94,10 +96,15 @@ class Parser(argparse.ArgumentParser):
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def parse(self, words: Iterable[str]) -> argparse.Namespace:
-        """Return the values of a command line, and in `explicit_flags` the names of the settings that it contains.
+        """Parse a command line.
 
-        A `ConfigError` names an unknown flag (and the nearest known one), or a value that is wrong, missing, not UTF-8,
-        or looks like a secret."""
+        Returns:
+            The values, and in `explicit_flags` the names of the settings that the command line contains.
+
+        Raises:
+            ConfigError: a flag is unknown (the message suggests the nearest known flag), a value is wrong or missing,
+                is not UTF-8, or looks like a secret.
+        """
         words = list(words)
         flags = {flag: action.dest for action in self._actions for flag in action.option_strings}
         for index, word in enumerate(words):
@@ -203,10 +210,13 @@ def add_settings(parser: Parser, kind: type, title: str, names: Collection[str])
 
 
 class Argument:
-    """Flag (such as `--split`) or positional argument of a command, unless it is a setting.
+    """Flag or positional argument of a command, unless it is a setting.
 
-    `reads` is a kind of path, which must exist if the kind says so, or a function that converts the text. `settings`
-    are further arguments of argparse's `add_argument`."""
+    Args:
+        name: Flag, such as `--split`, or name of an argument without dashes.
+        reads: Kind of path, or function that converts the text. A path must exist if its kind says so.
+        settings: Further arguments of argparse's `add_argument`.
+    """
 
     def __init__(
         self, name: str, help: str, reads: PathKind | Callable[[str], Any] | None = None, **settings: Any

@@ -22,9 +22,14 @@ Given: TypeAlias = argparse.Namespace
 
 
 class SettingsGroup:
-    """Settings of a command in the attribute `name` of `Given`, under `title` in `--help`.
+    """Group of settings of a command.
 
-    By default all that have a flag; with `only`, the others keep their defaults."""
+    Args:
+        name: Attribute of `Given` that holds them.
+        title: Title of their flags in `--help`.
+        only: Names of the settings that the command has; by default all that have a flag. The others keep their
+            defaults.
+    """
 
     def __init__(self, name: str, kind: type, title: str, *only: str) -> None:
         self.name, self.kind, self.title = name, kind, title

@@ -11,8 +11,13 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """Row of the table of commands: the title of its group in the overview, its purpose in one line, and the module and
-    name of its `Command`, which is imported when it runs or when its flags are shown."""
+    """Row of the table of commands. The command is imported when it runs or when its flags are shown.
+
+    Attributes:
+        task: Title of the command's group in the overview.
+        help: Purpose of the command in one line.
+        location: Module and name of its `Command`, such as `raytriever.cli.model_commands:SEARCH`.
+    """
 
     task: str
     help: str

@@ -62,8 +62,12 @@ def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
 def evaluate_once(job: EvaluationJob, output: Path, log: Callable[[str], None], gpus: float = 1.0) -> Results:
     """Run an evaluation, unless an earlier call has written `output`, and return its results.
 
-    It runs in a Ray task with a GPU (or a fraction, if several share one) if there is one, else in this process. The
-    cluster must see the data sets, the models and `output` under the same paths."""
+    It runs in a Ray task with a GPU if there is one, else in this process. The cluster must see the data sets, the
+    models and `output` under the same paths.
+
+    Args:
+        gpus: GPUs of the task; a fraction if several share one.
+    """
     if (output / RESULTS).is_file():
         return Results.read(output, f"remove {output}; the same command evaluates again")
     here = partial(_evaluate, job, output, log)

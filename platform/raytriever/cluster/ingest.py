@@ -172,8 +172,14 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of a preparation: the data set, the lines of its summary table by title, a line on quarantined rows if
-    there are any, and the splits that have judgements."""
+    """Result of a preparation.
+
+    Args:
+        path: path of the data set.
+        lines: lines of its summary table, by title.
+        quarantined: line on the quarantined rows, if there are any.
+        splits: names of the splits that have judgements.
+    """
 
     path: Path
     lines: dict[str, str]

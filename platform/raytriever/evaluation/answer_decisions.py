@@ -78,9 +78,12 @@ _Shares = dict[str, Proportion]
 class ModelDecision:
     """Thresholds of a model on a data set.
 
-    `answers` is None if all targets are for pairs. `pairs` has what each threshold achieves, None if it is out of
-    reach. `unasked` has, for each threshold of answers, the shares of unanswerable questions that are answered although
-    they did not take part in choosing it."""
+    Args:
+        answers: confidence and thresholds of the decision to answer; None if all targets are for pairs.
+        pairs: thresholds of pairs with what they achieve; None for a target that is out of reach.
+        unasked: for each threshold of answers, the shares of unanswerable questions that are answered although they did
+            not take part in choosing it.
+    """
 
     model: str
     answers: AnswerDecision | None
@@ -94,8 +97,13 @@ class ModelDecision:
 def decide_dataset(
     measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str = ENTROPY, removed: float = 0.0
 ) -> list[ModelDecision]:
-    """Choose and check thresholds of each model for the targets `aims`, by a confidence. The answers of the share
-    `removed` of the questions are removed from the corpus."""
+    """Choose and check thresholds of each model.
+
+    Args:
+        aims: targets of the thresholds; if there are none, nothing is decided.
+        confidence: name of the confidence that decides whether a question is answered.
+        removed: share of the questions whose answers are removed from the corpus.
+    """
     of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
     of_passages = [wanted for aim, wanted in aims if aim == KEPT and wanted is not None]
     decisions = []

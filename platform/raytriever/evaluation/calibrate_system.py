@@ -84,8 +84,11 @@ def make_calibration(
 ) -> Calibration:
     """Fit maps from confidence and from score to probability, and combine them with the thresholds.
 
-    `system` is a name and a digest (see `DenseSystem.digest`); the first split was requested for choosing, the second
-    for testing. Of the thresholds of the passages to keep, the first whose target is reached is used."""
+    Args:
+        system: name and digest of the system (see `DenseSystem.digest`).
+        splits: the split that was requested for choosing thresholds, and the one for testing them.
+        passages: thresholds of the passages to keep; the first whose target is reached is used.
+    """
     (chosen, values), (checked, seen) = answers.chosen, answers.checked
     first = _fit(*_finite(values, chosen.right))
     later = _fit(*_later(chosen)[:2])

@@ -33,9 +33,13 @@ KEPT_ABOUT = f" Relevant passages kept: the mean over the questions; of each at 
 
 @dataclass(frozen=True)
 class PassageDecision:
-    """Thresholds of the passages to keep, each with what it keeps for the tested questions (None if out of reach).
+    """Thresholds of the passages to keep.
 
-    The ranked passages `chosen` chose them; `is_checked_apart` says whether other questions tested them."""
+    Args:
+        thresholds: threshold for each target, with what it keeps for the tested questions; None if out of reach.
+        chosen: the ranked passages that chose the thresholds.
+        is_checked_apart: whether other questions tested them.
+    """
 
     thresholds: list[tuple[Threshold, PassagesKept | None]]
     chosen: RankedPassages

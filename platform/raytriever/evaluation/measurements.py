@@ -77,7 +77,10 @@ class PartMeasurement:
 class DatasetMeasurement:
     """Results of all models on one data set of an evaluation, part by part.
 
-    `bm25` and `prompts` are as in `results.About`; there are `digests` of the systems only if thresholds are chosen."""
+    Args:
+        bm25, prompts: see `results.About`.
+        digests: `digest` of each system; empty unless thresholds are chosen.
+    """
 
     source: EvaluationDataset
     parts: list[PartMeasurement]

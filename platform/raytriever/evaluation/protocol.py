@@ -61,9 +61,12 @@ _NO_DOCUMENT = -2
 class Protocol:
     """Metrics of an evaluation, and the rules for judgements and results.
 
-    Metrics are those of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`; a cutoff above
-    the `depth` of run files increases it. A document is relevant from the grade `level` on; nDCG uses the grades
-    themselves. `drop_own` leaves a document with the query's own id out of its results."""
+    Args:
+        metrics: names of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+        depth: number of results per query in run files; a metric with a larger cutoff increases it.
+        level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
+        drop_own: leave a document with the query's own id out of its results.
+    """
 
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     depth: int = RUN_DEPTH
@@ -95,12 +98,17 @@ class Protocol:
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """Queries of a split that have a relevant document, by ascending position, with all their judgements.
+    """Queries of a split that have a relevant document, with all their judgements.
 
     Judged documents that the corpus lacks have the positions from `len(dataset.documents)` on. They are in no ranking,
-    but count among the relevant documents, as in trec_eval. The queries of `relevance` are indices into `queries`.
-    Ranking metrics leave out the queries that are `unanswerable` in the corpus, by kind; see
-    `evaluation.requested_models`."""
+    but count among the relevant documents, as in trec_eval.
+
+    Args:
+        queries: positions in the data set, ascending.
+        relevance: judgements whose queries are indices into `queries`.
+        unanswerable: positions of the queries without an answer in the corpus, by kind; see
+            `evaluation.requested_models`. Ranking metrics leave them out.
+    """
 
     dataset: RetrievalDataset
     level: int

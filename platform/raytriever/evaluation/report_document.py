@@ -35,8 +35,15 @@ KIND_TITLES = {
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One section of a report: lines for the terminal, lines of `table.md`, paragraphs at the top of the page, and the
-    tables of the page and of `table.tex`."""
+    """One section of a report.
+
+    Args:
+        text: lines for the terminal.
+        markdown: lines of `table.md`, ending with a line feed.
+        about: paragraphs at the top of the page.
+        tables: tables of the page.
+        latex: tables of `table.tex`.
+    """
 
     text: str = ""
     markdown: str = ""

@@ -78,8 +78,13 @@ RESCORE_MULTIPLIER = 2
 
 @dataclass(frozen=True)
 class StoredForm:
-    """Quantized or truncated variant of a model's fp32 embeddings, with a type of `config.DTYPES` and the first `width`
-    components (None for all). It finds `rescore_multiplier` candidates for each result."""
+    """Quantized or truncated variant of a model's embeddings, made from those in fp32.
+
+    Args:
+        dtype: type of the components, one of `config.DTYPES`.
+        width: number of leading components to keep; None for all.
+        rescore_multiplier: number of candidates that the quantized embeddings find for each result.
+    """
 
     model: str
     dtype: str
@@ -118,10 +123,17 @@ class EvaluatedModel:
 class EvaluationJob:
     """Checked request of an evaluation.
 
-    The targets `aims` choose thresholds on `calibration_split`, for the models `calibrated` (all if it is empty), by
-    one of `CONFIDENCES`; if that is the evaluated split, the same queries choose and test. Questions without an answer
-    in the corpus are those of the data sets `foreign`, and the share `removed`, whose answers are removed. Precision
-    None is the default of the device. `missing` has a line for each missing data set of a suite."""
+    Args:
+        baselines: names of the models that the others are compared with.
+        aims: targets for which thresholds are chosen on `calibration_split`.
+        calibration_split: a split of the data sets. If it is the evaluated one, the same queries choose and test.
+        calibrated: names of the models for which thresholds are chosen; empty for all.
+        confidence: the measure that decides whether a query is answered, one of `CONFIDENCES`.
+        removed: share of the questions whose answers are removed from the corpus.
+        foreign: other data sets, whose questions this corpus does not answer.
+        precision: precision of encoding, `fp32` or `bf16`; None for the default of the device.
+        missing: a line for each missing data set of a suite.
+    """
 
     models: Sequence[EvaluatedModel]
     datasets: Sequence[EvaluationDataset]
@@ -332,8 +344,13 @@ def add_foreign_questions(
     log: Callable[[str], None],
     split_elsewhere: str | None = None,
 ) -> OpenPart:
-    """Add the questions of other data sets to each split of a part, from the split with the same name or
-    `split_elsewhere`. The log gets a line about questions that are left out."""
+    """Add the questions of other data sets to each split of a part.
+
+    Args:
+        max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
+        log: function that gets a line about questions that are left out.
+        split_elsewhere: split of the other data sets; None for the split with the same name.
+    """
     dataset, judged = part.dataset, dict(part.judged)
     for split in judged:
         made = dict(judged[split].unanswerable)

@@ -52,10 +52,15 @@ _LATEX_RANKS = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a table with a number. Cells without a value, the sort key on a page, come last.
+    """Cell of a table with a number.
 
-    A `mark` is a superscript after the text, with the `hint` as its tooltip; the text `behind` follows. In printed
-    tables, rank 0 is bold and 1 underlined."""
+    Args:
+        value: sort key on a page; cells without a value come last.
+        mark: superscript after the text.
+        hint: explanation of the mark, shown on a page as a tooltip.
+        rank: 0 is bold, 1 is underlined in printed tables; None is neither.
+        behind: text after the mark.
+    """
 
     text: str
     value: float | None = None
@@ -69,9 +74,13 @@ class Cell:
 class ReportTable:
     """Table of a report. A `str` in a row is text, and a page sorts it as text.
 
-    The title is a caption in print and a heading on a page, which also has the note below. Of a `group` of tables, a
-    page shows one at a time. `spans` are titles above groups of columns after the first in print, with their numbers of
-    columns."""
+    Args:
+        title: caption in print, and heading on a page.
+        columns: titles of the columns; the first is above the names of the rows.
+        note: explanation below the table of a page.
+        group: heading of a group of tables of which a page shows one at a time.
+        spans: in printed tables, titles above groups of columns after the first, with their numbers of columns.
+    """
 
     title: str
     columns: Sequence[str]

@@ -36,11 +36,17 @@ class AnalysisAbout(TypedDict):
 
 @dataclass(frozen=True)
 class About:
-    """One data set of an evaluation, with its numbers of queries and documents over all parts.
+    """One data set of an evaluation.
 
-    See `JudgedQueries.count_absent` for the other counts, and `measurements.count_copies_above` for `copies_above`, by
-    model. `notes` are sentences by model about what it lacks for the data set. There are statistics of BM25's analyzer
-    by part if BM25 is evaluated, and a line with the prompts of a model if it has special ones."""
+    Args:
+        queries, documents: their numbers over all parts.
+        absent_relevant, relevant, unanswerable_queries: see `JudgedQueries.count_absent`.
+        copies_above: number of queries by model; see `measurements.count_copies_above`.
+        parts: labels of the parts of a divided data set.
+        notes: by model, sentences about what it lacks for the data set.
+        bm25: statistics of BM25's analyzer by part, if BM25 is evaluated.
+        prompts: by model, a line with its prompts for this data set, if it has special ones.
+    """
 
     queries: int
     documents: int
@@ -63,11 +69,17 @@ class About:
 
 @dataclass(frozen=True)
 class TestedPair:
-    """Test of two systems on one metric; the `model` has the higher mean, by `difference`, with its 95 % interval.
+    """Test of two systems on one metric.
 
-    The dataset None is the mean over the data sets. `p` is of the two-sided paired t-test, or of the t-test over
-    queries and seeds, `p_holm` after Holm's correction over the pairs and data sets of the metric. `effect` is Cohen's
-    d_z, None if it is infinite; a test over seeds has neither that nor a number of queries."""
+    Args:
+        dataset: name of the data set; None for the mean over the data sets.
+        model: the system with the higher mean.
+        difference: its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval.
+        p: p-value of the two-sided paired t-test, or of the t-test over queries and seeds.
+        p_holm: p-value after Holm's correction over the pairs and data sets of the metric.
+        effect: Cohen's d_z; None if it is infinite, and for a test over seeds.
+        queries: number of queries; None for a test over seeds.
+    """
 
     dataset: str | None
     metric: str
@@ -84,8 +96,13 @@ class TestedPair:
 
 @dataclass(frozen=True)
 class AucRow:
-    """AUC of the pooled scores of a model on an undivided data set, with a 95 % interval (queries are clusters) or a
-    note why it is uncertain or missing, and the number of queries with a pair in the wrong order."""
+    """AUC of the pooled scores of a model on an undivided data set.
+
+    Args:
+        low, high: 95 % interval, with queries as clusters; None if there is none.
+        misordered_queries: number of queries with a pair in the wrong order.
+        note: sentence about an uncertain or missing interval.
+    """
 
     dataset: str
     model: str
@@ -98,8 +115,13 @@ class AucRow:
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of ranking the queries of a data set with a model: texts to encode, including those in the cache, pairs that
-    a cross-encoder scores, and seconds of the search, after the passages were encoded or indexed."""
+    """Cost of ranking the queries of a data set with a model.
+
+    Args:
+        texts: number of passages and queries to encode, including those in the cache.
+        pairs: number of pairs of texts that a cross-encoder scores.
+        seconds: duration of the search of all queries, after the passages were encoded or indexed.
+    """
 
     dataset: str
     model: str
@@ -152,9 +174,13 @@ class ThresholdRow:
 class ConfidenceRow:
     """Area under the risk-coverage curve of one confidence (lower is better) and its nAUC (higher is better).
 
-    `nauc` is the normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all
-    are relevant, or none. `area_chosen` is cross-validated on the queries that chose the threshold, `area` that of the
-    tested queries, with a 95 % interval. The thresholds apply to the confidence that `decides`."""
+    Args:
+        nauc: normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all are
+            relevant, or none.
+        area_chosen: cross-validated area on the queries that chose the threshold.
+        area: area on the tested queries, with its 95 % interval `low` to `high`.
+        decides: whether the thresholds apply to this confidence.
+    """
 
     dataset: str
     model: str
@@ -170,11 +196,15 @@ class ConfidenceRow:
 
 @dataclass(frozen=True)
 class FormRow:
-    """Results of one variant of a model's embeddings, which is the model `system` of the evaluation.
+    """Results of one variant of a model's embeddings, with its type and width.
 
-    `bytes` are of one document. `chosen` says how the threshold of the model's own scores was chosen; there, pairs have
-    `precision` (None if no pair reaches it) and `recall`. For the share `changed` of the queries, the best document is
-    on the other side of the threshold than for the model itself."""
+    Args:
+        system: name of the variant among the models of the evaluation.
+        bytes: bytes of one document.
+        threshold: threshold of the model's own scores; `chosen` says how it was chosen.
+        precision, recall: precision and recall of pairs at the threshold; the precision is None if no pair reaches it.
+        changed: share of queries whose best document is on the other side of the threshold than for the model itself.
+    """
 
     dataset: str
     model: str
@@ -194,10 +224,14 @@ class FormRow:
 class Results:
     """Results of an evaluation.
 
-    `parts` are the metrics by model and part of a divided data set. Marks compare with the one or two `baselines`.
-    `systems` says by model how it reads texts and the width of its embeddings. There are lines about bad rows, and for
-    each missing data set of a suite. Only a command with the same `request`, which decides the results, may replace
-    them."""
+    Args:
+        parts: metrics by model and part of a divided data set.
+        baselines: one or two models with which the marks compare.
+        systems: by model, how it reads texts and the width of its embeddings.
+        quarantined: lines about bad rows.
+        missing: a line for each missing data set of a suite.
+        request: everything that decides the results. Only a command with the same request may replace them.
+    """
 
     models: Metrics = field(default_factory=dict)
     parts: Metrics = field(default_factory=dict)

@@ -57,7 +57,11 @@ class RetrievalBackend:
 
 class Encoders:
     """Cache of encoders by their settings. The least recently used ones are dropped, and loaded again when needed.
-    `systems` says by model how it reads texts and its width; cross-encoders of rerankings stay in memory."""
+
+    Attributes:
+        systems: by name of the model, how it reads texts and the width of its embeddings.
+        cross_encoders: cross-encoders of rerankings by name; they stay in memory.
+    """
 
     def __init__(
         self, models: Sequence[EvaluatedModel], precision: str, device: torch.device, log: Callable[[str], None]

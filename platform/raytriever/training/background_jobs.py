@@ -81,9 +81,12 @@ class JobClient(Protocol[Result]):
 class JobPhase:
     """One phase of a job.
 
-    `check` returns this worker's message, without waiting. It is called after each step, with the number of steps done,
-    until the message is no longer `RUNNING`. `start` is called on every worker when the previous phase has ended. The
-    phase ends when one worker has a result, or with `needs_all` when all have the same."""
+    Args:
+        check: returns this worker's message. It is called after each step, with the number of steps done, until the
+            message is no longer `RUNNING`. It does not wait.
+        start: called on every worker, with the number of steps done, when the previous phase has ended.
+        needs_all: if True, the phase ends when all workers have the same result; else when the first worker has one.
+    """
 
     check: Callable[[int], JobMessage]
     start: Callable[[int], None] = lambda step: None
@@ -117,9 +120,13 @@ def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
 class BackgroundJob(ABC):
     """State machine of one kind of background work, on one worker. One job runs at a time.
 
-    All workers make every call in the same order, and call each hook of the training loop after the same step. They
-    exchange messages on the CPU. The first has the client of the process that does the work, the others None. `phases`
-    follow the work itself."""
+    All workers make every call in the same order, and call each hook of the training loop after the same step.
+
+    Args:
+        client: on the first worker, access to the process that does the work; None on the others.
+        workers: the group that exchanges messages on the CPU.
+        phases: phases that follow the work itself.
+    """
 
     def __init__(
         self,

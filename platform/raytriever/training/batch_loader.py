@@ -37,9 +37,16 @@ PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 class BatchSource:
     """Source of the batches of a split; it makes the share of any worker.
 
-    The tokens, by position, were made for the retriever that encodes them. `positives_per_query` is a maximum; a query
-    with fewer positives has more than `negatives_per_query` hard negatives. `version` is the refresh round of these, 0
-    for the initial table. The scores of a teacher and the texts of the false-negative guide are None without one."""
+    Args:
+        tokens: tokens of queries and documents by position, made for the retriever that encodes them.
+        examples: the training examples: queries with their positives and hard negatives.
+        order: order in which the steps use the examples.
+        positives_per_query: maximum number of positives of a query's group.
+        negatives_per_query: hard negatives of a query's group; more if the query has fewer positives.
+        version: refresh round whose hard negatives are used; 0 for the initial table.
+        teacher: a teacher's scores of the pairs of a group; None without a teacher.
+        guide: texts as the false-negative guide reads them; None without a guide.
+    """
 
     tokens: Tokens
     examples: Examples

@@ -46,8 +46,13 @@ MOMENTS = "optimizer"
 class Progression:
     """Progress of a run: the step, and the state of early stopping.
 
-    The best checkpoint is the first of equal ones, step 0 before the first validation. Of its value, that of the
-    deciding metric, higher is better, so a dev loss is negated. `stopped`: early stopping has ended the run."""
+    Args:
+        step: number of optimizer steps done.
+        best_step: step of the best checkpoint (the first of equal ones); 0 before the first validation.
+        best_value: value of the deciding metric at that step; higher is better, so a dev loss is negated.
+        validations_without: number of validations since the best one.
+        stopped: True if early stopping has ended the run.
+    """
 
     step: int = 0
     best_step: int = 0
@@ -122,8 +127,10 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
     """Raise `StorageError` unless this host has every byte of a checkpoint. Files of a bucket are copied here first.
 
-    If it `is_checked`, here or by another worker, one in a shared folder is not checked again. One in a bucket is,
-    because each host has its own copy."""
+    Args:
+        is_checked: True if another worker checks the digests, or this one has checked them. A checkpoint in a shared
+            folder is then not checked again. One in a bucket is, because each host has its own copy.
+    """
     pull(path)
     read_manifest(path, verify=not is_checked or address_of(path) is not None)
 
@@ -173,8 +180,14 @@ def resume(
 ) -> Progression:
     """Load the newest complete checkpoint, if there is one, and remove unfinished checkpoints of killed writers.
 
-    The first worker chooses for all, because workers may see different states of a folder. A checkpoint of another
-    model, other settings or other data is an error. Without a checkpoint, the progression is a new one."""
+    The first worker chooses for all, because workers may see different states of a folder.
+
+    Returns:
+        The progression of the checkpoint, or a new one if there is no checkpoint.
+
+    Raises:
+        StorageError: the checkpoint belongs to another model, other settings or other data.
+    """
     choice = _choose(folder, log) if workers.rank == 0 else (0, 0)
     step, best_is_whole = workers.all_reduce(torch.tensor(choice, device=device)).tolist()
     if step < 0:

@@ -45,8 +45,13 @@ GRACE_SECONDS = 2.0  # time that a run which ends waits for the shards of other 
 
 @dataclass(frozen=True)
 class WriterStatus:
-    """Status that all workers know after a step: whether any is writing, whether a checkpoint is due by the first
-    worker's clock, and the seconds of each worker's own work in the step, by rank."""
+    """Status that all workers know after a step.
+
+    Args:
+        is_writing: True if any worker is writing.
+        is_due: True if a checkpoint is due by the first worker's clock.
+        seconds: seconds of each worker's own work in the step, by rank.
+    """
 
     is_writing: bool
     is_due: bool
@@ -56,10 +61,15 @@ class WriterStatus:
 class CheckpointWriter:
     """Writer of the checkpoints of one run; used in a `with` statement, which ends when all of them are written.
 
-    The workers share the folder. They make every call in the same order, and their group uses CPU tensors. The `keep`
-    newest checkpoints are kept in addition to the best, and to the steps that `retained_steps` returns in the first
-    worker's thread. Only workers that `has_state` write. On the first one, `before_commit` is called with the step of a
-    checkpoint that is written but not committed."""
+    Args:
+        folder: folder of the checkpoints, shared by all workers.
+        workers: group whose collectives use CPU tensors; all workers make every call in the same order.
+        device: device of the state.
+        keep: number of newest checkpoints to keep in addition to the best.
+        has_state: True if this worker has state to write.
+        before_commit: called on the first worker with the step of a checkpoint that is written but not committed.
+        retained_steps: returns the steps of further checkpoints to keep; called in the first worker's thread.
+    """
 
     def __init__(
         self,
@@ -82,10 +92,15 @@ class CheckpointWriter:
         self._is_leaving = False
 
     def status(self, is_due: bool = False, seconds: float = 0.0) -> WriterStatus:
-        """Exchange the status of all workers, with the seconds of this one's own work in the step.
+        """Exchange the status of all workers.
 
-        Whether a checkpoint is due, the first worker's clock decides. A shard that could not be written is a
-        `StorageError` on all; earlier checkpoints are unchanged."""
+        Args:
+            is_due: True if a checkpoint is due by this worker's clock; only the first worker's value is used.
+            seconds: seconds of this worker's own work in the step.
+
+        Raises:
+            StorageError: a worker could not write its shard; earlier checkpoints are unchanged.
+        """
         is_writing = self._thread is not None and self._thread.is_alive()
         row = [float(is_writing), float(is_due), float(self._error is not None), seconds]
         table = all_rows(row, self._workers)

@@ -30,8 +30,13 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True)
 class Record:
-    """Record of the validation of one checkpoint: the value of the deciding metric (higher is better, NaN if none of
-    the validations decides), and all metrics by name."""
+    """Record of the validation of one checkpoint.
+
+    Args:
+        step: step of the checkpoint.
+        value: value of the deciding metric, higher is better; NaN if no metric of the validations decides.
+        measured: all metrics, by name.
+    """
 
     step: int
     value: float
@@ -76,14 +81,19 @@ def read_records(folder: Path) -> list[Record]:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPlan:
-    """Plan of the validations of a run, whose records are in `folder`; training waits if more than `behind` are
-    pending.
+    """Plan of the validations of a run.
 
-    On the first worker, `evaluator` gets the step and the path of a committed checkpoint, writes the record and returns
-    it; on the others it is None. `on_metrics` is called on the first worker with each validated step and its metrics;
-    after a restart it is called again for earlier ones. Training does not stop before the step that an earlier process
-    of the run has logged last, the same on every worker, so that its curves end where training does. A run resumes only
-    with the same digest of the dev data and of the evaluation settings."""
+    Args:
+        folder: folder of the records.
+        behind: number of validations that may be pending before training waits.
+        evaluator: on the first worker, access to the process that evaluates; None on the others. It gets the step and
+            the path of a committed checkpoint, writes the record to `folder`, and returns it.
+        on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
+            restart it is called again for earlier validations.
+        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. Training
+            does not stop before this step, so that its curves end where training does.
+        digest: digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
+    """
 
     folder: Path
     behind: int

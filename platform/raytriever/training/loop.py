@@ -52,11 +52,17 @@ from raytriever.training.worker_batch import Batch, copy_to, wait_for_copy
 class TrainingSetup:
     """Everything that one worker needs to train.
 
-    The retriever is on `device`, the same on every worker; the folder of the checkpoints is shared by all. On the first
-    worker, `on_metrics` is called with the number of steps done and the metrics of a step or validation. On every
-    worker, `report_status` gets what training does between two steps. `before_commit` is called with a step before its
-    checkpoint is committed; it returns when all its metrics are stored. A run resumes only with the same `data_digest`
-    of everything that batches are made of (empty: unknown). The guide, if there is one, masks false negatives."""
+    Args:
+        retriever: the encoder, on `device`, the same on every worker.
+        precision: `fp32` or `bf16`.
+        folder: folder of the checkpoints, shared by all workers.
+        on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
+        report_status: called on every worker with a description of what training does between two steps.
+        before_commit: called with a step before its checkpoint is committed; returns when all its metrics are stored.
+        data_digest: digest of everything that batches are made of. A run resumes only with the same digest. Empty if it
+            is not known.
+        guide: encoder that masks false negatives; None if the settings of the loss name none.
+    """
 
     retriever: Retriever
     train: BatchSource
@@ -79,7 +85,13 @@ class TrainingSetup:
 
 
 def train(setup: TrainingSetup) -> Progression:
-    """Train until the last step or until early stopping, and load the best weights into the retriever."""
+    """Train until the last step or until early stopping, and load the best weights into the retriever.
+
+    Raises:
+        ConfigError: the chunk is larger than a worker's share of the batch, or the strategy's package is missing.
+        StorageError: a checkpoint cannot be written, or belongs to another model, other settings or other data.
+        TrainingError: the loss or the gradient is not finite.
+    """
     return Trainer(setup).run()
 
 
@@ -258,8 +270,10 @@ class Trainer:
     def _shrink_chunk(self, batch: Batch, reason: str, is_agreed: bool) -> None:
         """Choose a smaller chunk, so that the step that ran out of memory can be repeated.
 
-        If other workers wait in a collective or the strategy cannot discard the step, raise `OutOfMemory`: Ray Train
-        then restarts all workers."""
+        Raises:
+            OutOfMemory: the step cannot be repeated, because other workers wait in a collective or the strategy cannot
+                discard it. Ray Train then restarts all workers.
+        """
         step = self.progression.step
         is_agreed &= self.strategy.abandon()
         chunks = [*batch.queries.buckets, *batch.passages.buckets]

@@ -63,10 +63,13 @@ _LENGTHS = ("epochs", "max_steps")
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run, or of one of the stages of its curriculum, which have names.
+    """All settings of a run or of one of its stages.
 
-    A run without stages is one training. In a run with stages, `data` is only evaluated, and `model` is the initial
-    encoder."""
+    Args:
+        name: name of a stage; empty for a run.
+        stages: stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a
+            run with stages, `data` is only evaluated, and `model` is the initial encoder.
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -199,7 +202,12 @@ def difference(stored: Mapping[str, Any], current: Mapping[str, Any], of: str = 
     """Describe the first setting that differs and changes the result of the run; None if there is none.
 
     A moved data set or model is not a difference: the digests in the checkpoints tell whether its content is the same.
-    `of` is the end of the setting's name in the text, such as the stage."""
+
+    Args:
+        stored: settings in a run's file, by section.
+        current: settings of this command, as `to_dict` returns them.
+        of: end of the setting's name in the text, such as the stage.
+    """
     sections = {name: settings for name, settings in current.items() if name != STAGES}
     for section, settings in sections.items():
         before = stored.get(section)
@@ -244,8 +252,14 @@ def from_dict(
     base: Config | None = None,
     explicit: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Build a configuration in layers: a base (or the defaults), the content of the file `where`, `{section: {setting:
-    value}}`, explicit settings by name, and the `stages` of the file, a list of such mappings with a `name`."""
+    """Build a configuration in layers: a base, the content of a file, explicit settings, and the stages of the file.
+
+    Args:
+        content: `{section: {setting: value}}`, and `stages`, a list of such mappings with a `name`.
+        where: the file, for error messages.
+        base: the lowest layer; the defaults when None.
+        explicit: settings of a command line or a call, by name.
+    """
     sections = {name: settings for name, settings in content.items() if name != STAGES}
     config = override(override(base or Config(), _layer(sections, where, STAGES)), _by_section(explicit or {}))
     return replace(config, stages=_read_stages(content[STAGES], where, config)) if STAGES in content else config
@@ -334,7 +348,12 @@ def _number(value: Any) -> Any:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the unchecked content of a configuration file, without the hash that a run's file contains."""
+    """Return the unchecked content of a configuration file, without the hash that a run's file contains.
+
+    Raises:
+        StorageError: reading the file is not permitted, or its name is invalid.
+        ConfigError: the file is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
+    """
     try:
         complete(path)
         content = read_yaml(path, "correct the line it names", ConfigError)

@@ -199,7 +199,11 @@ class StepReports:
     """Reports of the steps of one worker, each under its own step number.
 
     On a GPU, the results of a step are read after the next step is launched, so the CPU stays one step ahead. On a CPU
-    they are read at once. `own_seconds` are those of the last step that was read, up to the first wait for others."""
+    they are read at once.
+
+    Attributes:
+        own_seconds: seconds of the last step that was read, up to the point where this worker first waited for others.
+    """
 
     def __init__(
         self,
@@ -224,9 +228,15 @@ class StepReports:
     ) -> None:
         """Start to copy the results of a step to the CPU; all workers call it.
 
-        It raises what `finish` raises, for this step or the one before. The device may still be computing the loss and
-        the norm of its gradient. `work` are tokens and FLOPs of this worker's share; the seconds of the `phases` are
-        read after the results; `began` is the start of the step, before the wait for its batch."""
+        It raises what `finish` raises, for this step or the one before.
+
+        Args:
+            step: number of the step, from 0.
+            output, norm: loss of the step, and norm of its gradient; the device may still be computing them.
+            work: tokens and FLOPs of this worker's share.
+            phases: returns the seconds of each phase; called after the results are read.
+            began: `time.perf_counter()` at the start of the step, before the wait for its batch.
+        """
         tokens, flops = self._throughput.total(work)
         statistics = {"loss": output.value, **output.statistics, "gradient_norm": norm}
         host_values = HostValues({**statistics, _TOKENS: tokens, _FLOPS: flops})
@@ -239,7 +249,10 @@ class StepReports:
     def finish(self) -> None:
         """Report the step that is not reported yet, before anything of a later step is saved or reported.
 
-        If its loss or gradient is not finite, raise: neither this step nor a later one has changed a weight."""
+        Raises:
+            NotFiniteError: the loss or gradient of the step is not finite. Neither this step nor a later one has
+                changed a weight.
+        """
         report, self._unreported = self._unreported, None
         if report is not None:
             report()

@@ -49,8 +49,13 @@ class TrainingData:
         run: Runner = in_this_process,
         report: Report = ignore_line,
     ) -> TrainingData:
-        """Open the data sets, given as configured or as paths of prepared ones, and prepare those that are not
-        prepared. `also` are further splits of the first one; see `open_dataset` for `run` and `report`."""
+        """Open the data sets, and prepare those that are not prepared.
+
+        Args:
+            names: names of the data sets as configured, or paths of prepared ones.
+            also: further splits of the first data set to open.
+            run, report: see `open_dataset`.
+        """
         opened = []
         for index, name in enumerate(names):
             splits = [config.train_split] if index else [config.train_split, config.dev_split, *also]

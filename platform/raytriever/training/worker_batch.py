@@ -20,13 +20,17 @@ Passes = Sequence[tuple[Buckets, Side]]
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch, in buckets of similar length; with gradient caching, each bucket is a
-    chunk.
+    """One worker's share of a global batch.
 
-    `relevance` has the positives of the queries in the global batch, and the pairs that are not negatives. `chunk` is
-    the maximum number of tokens of one, padding included. `version` is the refresh round of the hard negatives, 0 for
-    the initial table. `guide` are the same texts as the guide reads them. `work` are the tokens and FLOPs of this
-    share. On a GPU, `copied` marks the end of the copy."""
+    Args:
+        queries, passages: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
+        relevance: positives of the queries in the global batch, and pairs that are not negatives.
+        chunk: maximum number of tokens of a chunk, padding included; None without gradient caching.
+        version: refresh round whose hard negatives the batch uses; 0 for the initial table.
+        guide: the same texts as the guide reads them; empty without a guide.
+        work: tokens and FLOPs of this share.
+        copied: CUDA event that marks the end of the copy to a GPU; None on a CPU.
+    """
 
     queries: Buckets
     passages: Buckets

@@ -53,11 +53,16 @@ from raytriever.training.training_settings import BEHIND, SYNC
 class TrainingJob:
     """Training job whose settings and data have been checked, for any process of the cluster.
 
-    The prepared `datasets` and the run directory `folder` are on storage that every node sees; training writes the best
-    model to the run's folder `model`, and may find the `steps.jsonl` of an earlier call. In a worker, the table of hard
-    negatives is a Ray reference. `in_process` makes the calling process the only worker: this saves the start of a
-    process, but an error that ends it also ends the caller. `runs_per_node` runs, this one included, share the cores of
-    a node, and several may share the `gpus` of a worker."""
+    Args:
+        datasets: paths or URIs of the prepared data sets, on storage that every node sees.
+        negatives: table of hard negatives, or None; in a worker, a Ray reference to it.
+        folder: run directory, on storage that every node sees. It may have the `steps.jsonl` of an earlier call.
+            Training writes the best model to its folder `model`.
+        in_process: if True, the calling process is the only worker. This saves the start of a process, but an error
+            that ends the process also ends the caller.
+        runs_per_node: number of runs that share the cores of a node, including this one.
+        gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
+    """
 
     config: Config
     datasets: tuple[str, ...]
@@ -74,8 +79,11 @@ class TrainingJob:
 class WorkerJob(TrainingJob):
     """Training job as the driver sends it to every worker of a group.
 
-    `miner` and `evaluator` are actors, or None without refresh or validation by retrieval, or if the first worker does
-    it."""
+    Args:
+        miner: actor that mines hard negatives; None without refresh, or if the first worker mines.
+        evaluator: actor that evaluates checkpoints; None without validation by retrieval, or if the first worker
+            evaluates.
+    """
 
     queue: EventQueue
     driver: DriverContext
@@ -203,8 +211,11 @@ def _client(
 ) -> Any:
     """Return the first worker's client for background jobs: of an actor or, without one, of a thread of this process.
 
-    In a thread, the object that `work` creates does the job. `name` is the first word of the gauges that show whether a
-    job is running, and whether steps wait for it (`waits`; None for a job without this gauge)."""
+    Args:
+        name: first word of the gauges that show whether a job is running, and whether steps wait for it.
+        work: creates the object whose `run` does a job in a thread.
+        waits: True if steps wait for a job; None for a job without this gauge.
+    """
     gauges = Gauges(run_label(job.folder))
 
     def show(is_running: bool) -> None:
@@ -257,7 +268,11 @@ def _last_logged_step(job: WorkerJob, workers: WorkerGroup, device: torch.device
 def regroup(size: int, device: torch.device) -> bool:
     """Replace the process group by a group of its first `size` processes; every process of the old group calls it.
 
-    The new one is the default group, because DeepSpeed uses that one. Return whether this process belongs to it."""
+    The new group becomes the default group, because DeepSpeed uses that one.
+
+    Returns:
+        True if this process belongs to the new group. Other processes have no group afterwards.
+    """
     rank, backend = distributed.get_rank(), distributed.get_backend()
     host, store = os.environ.get("MASTER_ADDR", "127.0.0.1"), None
     if rank == 0:

@@ -166,9 +166,15 @@ def run_annotation(
 ) -> tuple[str, AnnotationResult | None]:
     """Annotate and write the data set to `output`. Return the estimate and the result; a dry run has no result.
 
-    After an error, answers are kept, and the same command continues. If the split does not exist, the queries without a
-    judgement are annotated. `model` encodes for `dense`, in `precision`, unless `embeddings` has its embeddings. The
-    answer log is in `answers`, by default in the cache; `wait` waits for another job that holds it."""
+    After an error, answers are kept, and the same command continues.
+
+    Args:
+        split: Split to annotate. If it does not exist, the queries without a judgement are annotated.
+        model, precision: Encoder of `dense`, and its precision.
+        embeddings: Embedding store of the passages, written with `model`.
+        answers: Folder of the answer log. None means a folder in the cache.
+        wait: Wait for another job that holds the answer log.
+    """
     if not dry_run:
         check_service(service)
     if not service.llm.strip():

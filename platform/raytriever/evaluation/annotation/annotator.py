@@ -90,8 +90,11 @@ class ChatService(Interface):
 class Annotator:
     """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
 
-    The name `llm` of the model is part of the key of every request. Later runs compute the cost of the `job` from the
-    entries of the log with its name. The service is connected when the job begins."""
+    Args:
+        llm: name of the model, which is part of the key of every request.
+        job: name of the job in the log. Later runs compute the cost of the job from the entries with this name.
+        service: connected when the job begins.
+    """
 
     prompts: AnnotationPrompts
     config: AnnotationConfig
@@ -163,8 +166,12 @@ class Annotator:
     async def ask(
         self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
     ) -> T:
-        """Return the answer of a stage, parsed by `read`. A malformed answer is requested again with the reason, until
-        `MalformedAnswer` ends the repairs."""
+        """Return the answer of a stage, parsed by `read`. A malformed answer is requested again with the reason.
+
+        Raises:
+            MalformedAnswer: the answer is malformed after all repairs.
+            RequestRefused, ServiceError, StorageError, BudgetReached: there is no answer.
+        """
         messages = self.prompts.build_messages(stage, query, passages, answer)
         schema = build_schema(stage, len(passages))
         for repair in range(self.config.repairs + 1):

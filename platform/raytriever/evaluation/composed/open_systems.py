@@ -42,10 +42,13 @@ from raytriever.retrieval.search.exact_search import Hits, hits_of, search_datas
 
 @dataclass(frozen=True)
 class SystemOpener:
-    """Builder of the systems of one data set, for which `prompts_of` returns the prompts of a retriever.
+    """Builder of the systems of one data set.
 
-    `weighing` is the split with the judged queries on which the weight of a fusion is chosen, or None without such a
-    fusion. A fusion is at least as deep as the metrics of the protocol need."""
+    Args:
+        prompts_of: function that returns the prompts of a retriever for the data set.
+        weighing: split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
+        protocol: protocol of the evaluation; a fusion is at least as deep as its metrics need.
+    """
 
     dataset: RetrievalDataset
     encoders: Encoders

@@ -30,10 +30,14 @@ Cell = tuple[str, str]  # a row of the table, a data set
 
 @dataclass(frozen=True)
 class SeedMetrics:
-    """Metrics of one training (or of a row without one, whose seed is None) on one data set.
+    """Metrics of one training on one data set.
 
-    Some metrics, such as `steps_to_best`, do not come from queries. Values by query have the same order for all
-    trainings; NaN is a query without a value."""
+    Args:
+        seed: seed of the training; None if the row is not trained.
+        metrics: metrics by name, including those that do not come from queries, such as `steps_to_best`.
+        per_query: values by query for each metric that has them, in the same order for all trainings; NaN for a query
+            without a value.
+    """
 
     seed: int | None
     metrics: Mapping[str, float]

@@ -44,12 +44,16 @@ def best_rule(test: str) -> str:
 
 @activity("testing the differences")
 def pair_rows(values: Values) -> list[TestedPair]:
-    """Test every pair of systems, on every metric that has a value for each query, by model, data set and metric.
+    """Test every pair of systems, on every metric that has a value for each query.
 
     Queries without a value (such as the AUC of a query whose documents are all relevant) are left out for both systems.
     Data sets with fewer than two queries are left out too, because they allow no test. The mean over several data sets
     is tested if both systems have all of them. Holm's correction counts all tests of a metric, so the probability of
-    any false difference of the metric stays at 5 %."""
+    any false difference of the metric stays at 5 %.
+
+    Args:
+        values: values of each query by model, data set and metric; on a data set all models have the same queries.
+    """
     datasets, rows = datasets_of(values), list[TestedPair]()
     for metric in metrics_of(values):
         tested: list[TestedPair] = []

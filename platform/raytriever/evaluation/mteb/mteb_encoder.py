@@ -78,10 +78,22 @@ class MtebEncoder:
         prompt_type: Any = None,
         **kwargs: Any,
     ) -> Float32[ndarray, "texts width"]:
-        """Encode the texts of batches with the list `text`, as MTEB's `EncoderProtocol` describes.
+        """Encode the texts of batches, as MTEB's `EncoderProtocol` describes.
 
-        The name and type of the task and the type of the prompt (None for tasks without sides) choose the prompt. The
-        split, the subset and the settings of other encoders are not used."""
+        Args:
+            inputs: batches with the list `text`.
+            task_metadata: metadata of the task; its name and type choose the prompt.
+            hf_split: split of the task, which is not used.
+            hf_subset: subset of the task, which is not used.
+            prompt_type: `PromptType.query`, `PromptType.document`, or None for tasks without sides.
+            kwargs: settings of other encoders, which are not used.
+
+        Returns:
+            Embeddings, float32 `[texts, width]`.
+
+        Raises:
+            ModelError: an embedding is not finite, or a prompt leaves no token for the text.
+        """
         from raytriever.retrieval.encoding.encode_texts import encode_texts
 
         names = names_of_task(task_metadata.name)

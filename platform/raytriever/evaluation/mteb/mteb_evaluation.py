@@ -140,10 +140,14 @@ def run_mteb(
 ) -> Results:
     """Evaluate all models on all tasks, or continue an interrupted evaluation.
 
-    If the data of a task cannot be loaded, or MTEB's code of a task fails, the other tasks still run; `missing` of the
-    results names it. `fresh` removes earlier results of the models in the output. `on_result` gets the metrics of each
-    task. The results are MTEB's `main_score` by model and task, and the means of our metrics over the splits of the
-    task."""
+    If the data of a task cannot be loaded, or MTEB's code of a task fails, the other tasks still run.
+
+    `fresh` removes earlier results of the models in the output. `on_result` gets the metrics of each task.
+
+    Returns:
+        MTEB's `main_score` by model and task, and the means of our metrics over the splits of the task. `missing` names
+        the tasks that could not be evaluated.
+    """
     from mteb import ResultCache
 
     if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():

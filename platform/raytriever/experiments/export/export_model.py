@@ -51,9 +51,13 @@ _REMEDY = "restore the run directory, or give only its model/ directory"
 
 @dataclass(frozen=True)
 class Parity:
-    """Comparison of a graph (`onnx` or `openvino`) with its tower, `passage` if both sides share it.
+    """Comparison of a graph with its tower.
 
-    `difference` is the largest of a component, relative to the length of the embedding; `cosine` the lowest of a text.
+    Args:
+        form: `onnx` or `openvino`.
+        side: `query` or `passage`; `passage` if both share a tower.
+        difference: largest difference of a component, relative to the length of the embedding.
+        cosine: lowest cosine of two embeddings of one text.
     """
 
     form: str

@@ -47,9 +47,15 @@ model.similarity(queries, passages)
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts for a model card: the SPDX identifier of the license on the hub, the settings of the run that trained the
-    model and the results of its evaluation, empty if there are none, the results of another evaluation, and the meaning
-    of the scores for one corpus."""
+    """Facts for a model card.
+
+    Args:
+        licence: SPDX identifier of the license on the hub, or None.
+        config: settings of the run that trained the model; empty if no run of raytriever did.
+        trained: results of the evaluation at the end of that run; empty if there are none.
+        results: results of this model in another evaluation; may be empty.
+        calibration: meaning of the scores for one corpus; None if it is unknown.
+    """
 
     name: str
     description: Description

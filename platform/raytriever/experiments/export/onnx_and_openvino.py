@@ -56,9 +56,14 @@ def check_packages(form: str) -> None:
 
 
 def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path) -> Path:
-    """Write a tower (in float32, on the CPU, in evaluation mode) as `FILES[form]` in its directory.
+    """Write a tower in one format.
 
-    The example is a batch of at least two texts and two tokens; the graph accepts other sizes too."""
+    Args:
+        tower: tower in float32, on the CPU, in evaluation mode.
+        example: a batch of at least two texts and two tokens; the graph accepts other sizes too.
+        form: `onnx` or `openvino`.
+        directory: directory of the tower; the file is written to `FILES[form]` in it.
+    """
     path = directory / FILES[form]
     path.parent.mkdir(parents=True, exist_ok=True)
     if form == "onnx":

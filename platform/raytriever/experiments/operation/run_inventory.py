@@ -45,8 +45,12 @@ class Checkpoint:
 class RunEntry:
     """One directory that a command wrote.
 
-    Its kind is `training`, `evaluation`, `sweep`, `study`, or that of its manifest; its state `running`, `interrupted`,
-    `finished` or `damaged`. `detail` is the process that writes it, its progress, or the damage."""
+    Args:
+        kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
+        state: `running`, `interrupted`, `finished` or `damaged`.
+        detail: the process that writes it, its progress, or the damage.
+        ended: seconds since 1970; None if it has not ended.
+    """
 
     path: Path
     kind: str

@@ -33,7 +33,11 @@ from raytriever.training.worker_batch import Batch
 def train_on_one_page(dataset: str, model: str = "minilm", *, settings: TrainingConfig | None = None) -> Retriever:
     """Return a model that has learned from the training split of a data set, with the Mann-Whitney loss.
 
-    Of the settings, batch, steps, learning rate, warm-up, weight decay, chunk and seed are used."""
+    Args:
+        dataset: name or path.
+        model: name or path.
+        settings: Settings of training; batch, steps, learning rate, warm-up, weight decay, chunk and seed are used.
+    """
     settings = settings or TrainingConfig(max_steps=60)
     # Model: one transformer that encodes queries and passages, or two.
     retriever = load_retriever(ModelConfig(model=model))

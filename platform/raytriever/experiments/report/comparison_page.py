@@ -112,11 +112,14 @@ def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
 
 
 def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], str], list[str]]:
-    """Choose the names of the data sets in the tables, by the index of the run and the name in its run.
+    """Choose the names of the data sets in the tables.
 
-    A name includes the split if runs were evaluated on several splits. It gets a number, and a line, if an earlier run
-    has other queries under the same name, because these are two data sets. A run without stored queries counts as the
-    first one."""
+    A name includes the split if runs were evaluated on several splits. It gets a number if an earlier run has other
+    queries under the same name, because these are two data sets. A run without stored queries counts as the first one.
+
+    Returns:
+        The names, by the index of the run and the name of the data set in its run; and one line per numbered name.
+    """
     labels: dict[tuple[int, str], str] = {}
     lines = []
     query_sets: dict[str, list[set[str]]] = {}

@@ -34,11 +34,15 @@ Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set an
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Finished run in a comparison, with its settings as text by `section.name`.
+    """Finished run in a comparison.
 
-    The models of a training run are `after` and its baselines `before` and `bm25`; those of an evaluation have their
-    own names. Curves are `loss` and `dev_loss` by step. `queries` is the content of `per_query/DATASET.json` by data
-    set."""
+    Args:
+        figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
+            and `bm25`; the models of an evaluation have their own names.
+        settings: values as text, by `section.name`.
+        curves: `loss` and `dev_loss` by step; empty for an evaluation.
+        queries: content of `per_query/DATASET.json`, by data set.
+    """
 
     name: str
     figures: Figures

@@ -46,8 +46,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, in this order. Tables of one group must be consecutive, and pictures with one heading. From
-    the content of `per_query/` by data set, `choose_queries` selects what the page shows."""
+    """Content of a page, in this order.
+
+    Args:
+        tables: tables; those of one group must be consecutive.
+        pictures: figures; those with one heading must be consecutive.
+        queries: content of `per_query/` by data set; `choose_queries` selects those that the page shows.
+    """
 
     title: str
     about: Sequence[str] = ()

@@ -45,7 +45,13 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Device (`cuda` or `cpu`) that could train in a precision (`fp32` or `bf16`), using at most `budget` bytes."""
+    """Device that could train.
+
+    Args:
+        device: `cuda` or `cpu`.
+        precision: `fp32` or `bf16`.
+        budget: number of bytes that training may use.
+    """
 
     name: str
     device: str
@@ -113,10 +119,14 @@ def _missing_weights(files: ModelFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """Plan for one place, with the texts of three chunks.
+    """Plan for one place.
 
-    The largest is 0 if not even one text fits; `texts` is the user's choice, else the largest; `checkpointed` is the
-    largest with activation checkpointing, 0 if that is set already or does not help."""
+    Args:
+        largest: number of texts of the largest chunk; 0 if not even one text fits.
+        texts: number of texts of the planned chunk: the user's choice, else the largest chunk.
+        checkpointed: number of texts of the largest chunk with activation checkpointing; 0 if that is set already or
+            does not help.
+    """
 
     place: Place
     plan: MemoryPlan

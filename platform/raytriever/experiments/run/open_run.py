@@ -55,8 +55,13 @@ from raytriever.training.run_config import STAGES, Config, dump_config, errors_o
 
 @dataclass(frozen=True)
 class OpenRun:
-    """Run whose settings, data (with the test split) and model have been checked: how the encoder reads texts, in one
-    line, and the bytes of its weights in float32."""
+    """Run whose settings, data and model have been checked.
+
+    Args:
+        dataset: data set for the evaluation, with its test split.
+        encoder: description in one line of how the encoder reads texts.
+        weights: bytes of the encoder's weights in float32.
+    """
 
     config: Config
     dataset: RetrievalDataset
@@ -151,10 +156,14 @@ def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
 
 
 def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Config, log: Log) -> None:
-    """Log how many dev and test queries are also training queries; too many test queries are an error.
+    """Log how many dev and test queries are also training queries.
 
     Shared dev queries make the calibration too confident, and training stops too late, which the dev curve shows.
-    Shared test queries make the results too good, and nothing shows that."""
+    Shared test queries make the results too good, and nothing shows that.
+
+    Raises:
+        DataError: too many test queries are among the training queries.
+    """
     data, datasets, splits = training.config.data, training.data.datasets, run.data
     trained = [(dataset, data.train_split) for dataset in datasets]
     checked = [(datasets[0], data.dev_split), (measured, splits.test_split)]
@@ -209,9 +218,13 @@ def train_run(
     here: bool = False,
     gpus: float = 1.0,
 ) -> None:
-    """Run the unfinished trainings of a run, with hard negatives from `find_negatives`. Afterwards its directory holds
-    the model of the last one. `run_name` is the suffix of the names of child runs. With `here`, this process itself is
-    the only worker; see `TrainingJob`."""
+    """Run the unfinished trainings of a run. Afterwards its directory holds the model of the last one.
+
+    Args:
+        tables: hard negatives of the trainings, from `find_negatives`.
+        run_name: suffix of the names of child runs.
+        here, gpus: see `TrainingJob`; with `here`, this process itself is the only worker.
+    """
     folders = folders_of(opened.config, path)
     start: Path | None = None
     for number, (training, table, folder) in enumerate(zip(opened.trainings, tables, folders, strict=True), 1):

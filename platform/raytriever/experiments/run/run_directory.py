@@ -37,7 +37,13 @@ class RunDirectory:
     def open(cls, path: Path, config: Mapping[str, Any], fresh: bool) -> RunDirectory:
         """Return the state of a directory, which need not exist. Nothing is written.
 
-        A run in the directory must have the settings `config` from `to_dict`; if it is empty, nothing is compared."""
+        Args:
+            config: settings from `to_dict` that a run in the directory must have; if empty, nothing is compared.
+
+        Raises:
+            ConfigError: the directory holds a run with other settings, or files that are not a run.
+            StorageError: the directory cannot be written.
+        """
         check_writable(path)
         is_run = (path / CONFIG).is_file()
         if path.exists() and not is_run and not (path.is_dir() and not any(path.iterdir())):

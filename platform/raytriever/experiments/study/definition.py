@@ -19,10 +19,14 @@ AFTER = "after"  # name of an arm's model in its evaluation, as in the evaluatio
 class Arm:
     """One training, or one encoder that is not trained.
 
-    The unique name is that of its directory and of its run at the tracker. Arms that are evaluated on different data
-    sets may share a row of the table. In one study, the name of a data set means one data set and split. The study
-    replaces each `training.seed` of the curriculum. Without one, the system `model` is evaluated (`bm25`, or an encoder
-    as `--model` names it), with the longest query and passage `lengths` in tokens (None for its own limit)."""
+    Args:
+        name: unique name of its directory and its run at the tracker.
+        row: row of the table. Arms that are evaluated on different data sets may share one.
+        datasets: evaluation data sets by their names in tables. In one study, a name means one data set and split.
+        curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
+        model: system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it.
+        lengths: longest query and passage of an untrained encoder, in tokens; None means its own limit.
+    """
 
     name: str
     row: str
@@ -34,11 +38,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Study:
-    """Arms and claims of one table. The default seeds are 0 to `seeds` - 1.
+    """Arms and claims of one table.
 
-    One or two rows are `baselines`: the marks are `+` and `-` against the first, `◆` and `◇` against the second.
-    `about` is printed above the table. `paper` has published results by row, data set and metric, in the units of ours
-    (mostly fractions). `steps_to_best` adds the step of the best checkpoint of each training to the table."""
+    Args:
+        seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
+        baselines: one or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆`
+            and `◇` against the second.
+        about: lines about the training and the data, printed above the table.
+        paper: published results by row, data set and metric, in the units of ours (mostly fractions).
+        steps_to_best: whether the table has the step of the best checkpoint of each training.
+    """
 
     name: str
     title: str

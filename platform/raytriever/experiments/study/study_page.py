@@ -107,8 +107,13 @@ def page_text(
 ) -> str:
     """Return the page in Markdown.
 
-    `lines` are source, seeds and data of the study; the first row of `trainings` and of the published results `paper`
-    has the titles. Captions of figures are by path, relative to the page. `pairs` are lines about all pairs of rows."""
+    Args:
+        lines: source, seeds and data of the study.
+        trainings: row of titles, and one row for each training.
+        paper: published results: a row of titles, then the other rows.
+        figures: captions by path, relative to the page.
+        pairs: lines about all pairs of rows.
+    """
     parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), printed(tables)]
     if claims:
         verdicts = [[claim.text, claim.source, f"**{one.word}**", one.because] for claim, one in claims]

@@ -73,10 +73,13 @@ def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | 
 
 
 class ArmRunner:
-    """Runner of the arms of a study, whose name is the suffix of the arms' run names.
+    """Runner of the arms of a study.
 
-    `record` has the data of the study, for the tracker, for arms that do not open a data set themselves. Each worker of
-    an arm has `gpus`, 0 if the cluster has none; see `gpus_of_trial`."""
+    Args:
+        run_name: name of the study, which is the suffix of its arms' run names.
+        record: data of the study, for the tracker, for arms that do not open a data set themselves.
+        gpus: GPUs of each worker of an arm, 0 if the cluster has none; see `gpus_of_trial`.
+    """
 
     def __init__(
         self, output: Path, run_name: str, tracker: Spool, record: DatasetRecord, log: Log, gpus: float

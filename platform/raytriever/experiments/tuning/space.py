@@ -95,8 +95,13 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One searched setting, with a range, or with the values of a grid, which every sampler uses if there is no range.
-    `log` draws uniformly on a logarithmic scale."""
+    """One searched setting.
+
+    Args:
+        values: values of a grid; if there is no range, every sampler uses them.
+        low, high: ends of a range; None for a list of values.
+        log: whether values are drawn uniformly on a logarithmic scale.
+    """
 
     section: str
     name: str

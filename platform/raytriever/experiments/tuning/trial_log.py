@@ -32,10 +32,16 @@ class TrialError(UserError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial. Its directory is `trials/NUMBER` with three or more digits; its point is by `section.setting`.
+    """One trial.
 
-    The status is `running` (also after an interruption), `finished`, with metrics on the dev split, `stopped` by the
-    scheduler, or `failed`, with a reason. `seconds` are over all calls."""
+    Args:
+        number: number from 0; its directory is `trials/NUMBER` with three or more digits.
+        settings: its point of the search space, by `section.setting`.
+        status: `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
+        metrics: metrics on the dev split, if it is finished.
+        seconds: duration, over all calls.
+        reason: reason why it failed, or the step at which it was stopped.
+    """
 
     number: int
     settings: Mapping[str, Any]

@@ -27,7 +27,10 @@ class Vectors:
 def read_vectors(body: bytes, texts: Sequence[str]) -> Vectors:
     """Parse the body of a response, which holds a list of numbers or base64-encoded bytes for each text.
 
-    `TemporaryFailure`: it is not a response of the service, but for example the page of a proxy."""
+    Raises:
+        TemporaryFailure: the body is not a response of the service, but for example the page of a proxy.
+        ServiceError: there is not exactly one vector for each text, or vectors are not finite or differ in width.
+    """
     try:
         whole = json.loads(body)
         rows, usage = whole["data"], whole.get("usage") or {}

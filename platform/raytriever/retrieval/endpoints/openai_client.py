@@ -103,9 +103,13 @@ class Dialect(Protocol):
 
 
 class Client:
-    """Asynchronous context manager with the connections to a service, for requests to `path` below the base address.
+    """Asynchronous context manager with the connections to a service.
 
-    The setting `named_by` holds the name of the model. `key` is a bearer token, if the service needs one."""
+    Args:
+        named_by: setting that holds the name of the model.
+        path: path of requests below the base address.
+        key: bearer token, if the service needs one.
+    """
 
     def __init__(self, config: ServiceConfig, model: str, named_by: str, path: str, key: str | None) -> None:
         self.retried: dict[str, int] = {}
@@ -147,10 +151,17 @@ class Client:
             raise ServiceError(f"the service has no model {self._model!r}", self._named_by, self._clean(remedy))
 
     async def post(self, dialect: Dialect, body: Callable[[], dict[str, Any]], read: Callable[[bytes], T]) -> T:
-        """Send the request that `body` builds for the current dialect, and return the response, parsed by `read`, which
-        may raise `TemporaryFailure`.
+        """Send one request and return the response, parsed by `read`.
 
-        `RequestRefused`: the service rejects this request; `ServiceError`: it cannot answer this or any other one."""
+        Args:
+            dialect: parameters that the service accepts.
+            body: function that builds the request for the current dialect.
+            read: function that parses a body; it may raise `TemporaryFailure`.
+
+        Raises:
+            ServiceError: the service cannot answer this or any other request.
+            RequestRefused: the service rejects this request.
+        """
         attempt = 0
         while True:
             turn = self._turn()

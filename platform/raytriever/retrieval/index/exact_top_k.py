@@ -261,9 +261,13 @@ def check_count(k: int) -> None:
 class Corpus:
     """Corpus for any number of searches. Its documents are copied to a GPU only once, if they fit.
 
-    `blocks` returns blocks of any sizes in any order: position of the first row, and embeddings. Each search calls it,
-    unless the documents stay on a GPU. `order` is that of equal scores in the whole corpus, of which the blocks have at
-    most `documents` (default all)."""
+    Args:
+        blocks: function that returns blocks of any sizes in any order: position of the first row, and embeddings. Each
+            search calls it, unless the documents stay on a GPU.
+        order: order of equal scores in the whole corpus.
+        device: device of the search; by default a CUDA device if there is one.
+        documents: largest total number of documents in the blocks; by default the size of the corpus.
+    """
 
     def __init__(
         self,
@@ -329,9 +333,15 @@ def top_k_of_blocks(
     ties: Int64[ndarray, " documents"],
     device: torch.device | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """Return the k highest dot products of each query and their documents, best first; -inf and -1 if there are fewer
-    than k documents, or a smaller k if the corpus is smaller.
+    """Return the k highest dot products of each query and their documents, best first.
 
-    Blocks, of any sizes in any order, are the position of the first row, and embeddings. Each is read once. `ties` is
-    the `tie_order` of the whole corpus."""
+    Args:
+        blocks: blocks of any sizes in any order: position of the first row, and embeddings. Each is read once.
+        k: number of documents per query, at least 1. At most `len(ties)` are returned.
+        ties: result of `tie_order` for the whole corpus, which decides the order of equal scores.
+        device: device of the search; by default a CUDA device if there is one.
+
+    Returns:
+        Scores and documents; -inf and -1 if a query has fewer than k documents.
+    """
     return Corpus(lambda: blocks, TieOrder.of(ties), device).top_k(queries, k)

@@ -96,10 +96,13 @@ def round_sums(
     documents: Float32[Tensor, "documents width"],
     rows: Callable[[Bool[Tensor, "*shape"]], tuple[Tensor, ...]],
 ) -> Float32[Tensor, "*shape"]:
-    """Return the scores of pairs from their dot products, summed in float64 in any order.
+    """Return the scores of pairs.
 
-    `lengths` are upper bounds of the products of their norms; `rows` returns the rows of the queries and documents of
-    selected pairs."""
+    Args:
+        sums: dot products of the pairs, summed in float64 in any order.
+        lengths: upper bounds of the products of their norms.
+        rows: function that returns the rows of the queries and documents of selected pairs.
+    """
     errors = lengths * ((queries.shape[1] + 2) * 2.0**-53)
     is_unsure = ((sums - errors).float() != (sums + errors).float()) & sums.isfinite()
     if bool(is_unsure.any()):

@@ -172,10 +172,16 @@ def compare_best(
     best: Int64[ndarray, " queries"],
     left_out: Sequence[Int64[ndarray, " any"]] | None = None,
 ) -> tuple[Float32[ndarray, "queries 3"], Bool[ndarray, " queries"]]:
-    """Compare BM25 with the document that another system found best for each query (-1 for none).
+    """Compare BM25 with the best document that another system found for each query.
 
-    Return the highest and second highest BM25 score and that of the other system's document, 0 if there is none; and
-    whether both found the same document. For each query, documents can be left out of the search."""
+    Args:
+        best: position of the document that the other system found; -1 for none.
+        left_out: positions of the documents to leave out of the search, for each query.
+
+    Returns:
+        The highest and second highest BM25 score, and the BM25 score of the other system's document, 0 if there is
+        none; and whether both systems found the same document.
+    """
     most = max((len(each) for each in left_out), default=0) if left_out else 0
     scores, found = index.search(queries, 2 + most)
     if left_out:

@@ -188,8 +188,12 @@ def analyzer_line(analysis: Mapping[str, Any]) -> str:
 class Analysis:
     """Statistics of the analyzer's output: means over a sample of a corpus.
 
-    Terms include repeated ones, characters exclude white space. `unspaced_share` of these are in scripts without spaces
-    between words; `unspaced_run` is the mean length of a run of such characters without a space or punctuation."""
+    Args:
+        tokens_per_document: number of terms, including repeated ones.
+        characters_per_document: number of characters that are not white space.
+        unspaced_share: share of these characters in scripts without spaces between words, 0 to 1.
+        unspaced_run: mean length of a run of such characters without a space or punctuation.
+    """
 
     analyzer: Analyzer
     tokens_per_document: float

@@ -81,8 +81,13 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class PairScorer:
-    """Scorer of query-document pairs. Its name is in the table's manifest: `encoder`, `bm25` or `judge`; empty if there
-    are no scores. A score is NaN for the document -1 and for one without an embedding."""
+    """Scorer of query-document pairs.
+
+    Args:
+        name: `encoder`, `bm25` or `judge`, for the table's manifest; empty if there are no scores.
+        score: function of query rows `[block]` and documents `[block, any]` that returns their scores; NaN for the
+            document -1 and for one without an embedding.
+    """
 
     name: str
     score: Callable[[Int64[ndarray, " block"], Int64[ndarray, "block any"]], Float32[ndarray, "block any"]]
@@ -151,8 +156,14 @@ class MiningInputs:
     round: int
 
     def find(self, method: str, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Return the candidates of a method for queries of the split, best first, and their scores, padded with -1 and
-        NaN: at least `depth` per query that are not excluded, or all if there are fewer. `gold` always returns all."""
+        """Return the candidates of a method, best first, and their scores, padded with -1 and NaN.
+
+        Args:
+            method: one of `config.METHODS`.
+            rows: indices of queries in the split.
+            depth: Return at least this many documents per query that are not excluded, or all if there are fewer.
+                `gold` always returns all.
+        """
         finders = {
             "bm25": self._find_by_bm25,
             "dense": self._find_dense,

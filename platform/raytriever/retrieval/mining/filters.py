@@ -145,8 +145,14 @@ def initial_verdicts(
 ) -> tuple[Verdicts, Int64[ndarray, "queries columns"]]:
     """Return the verdicts that need no scores, and the rank of each document.
 
-    A rank counts the earlier documents that are not excluded; candidates have the ranks from `first` to before `end`.
-    The ranking and the excluded documents (see `ExcludedDocuments.padded`) are padded with -1."""
+    A rank counts the earlier documents that are not excluded. Documents from rank `end` on are not candidates.
+
+    Args:
+        ranking: documents of each query, best first, padded with -1.
+        excluded: documents and reasons, padded with -1; see `ExcludedDocuments.padded`.
+        first: first rank that is used.
+        end: rank before which the candidates end.
+    """
     verdicts = np.zeros(ranking.shape, dtype=np.int8)
     for documents, reasons in zip(excluded[0].T, excluded[1].T, strict=True):
         is_excluded = ranking == np.where(documents < 0, -2, documents)[:, None]
@@ -166,12 +172,17 @@ def apply_score_bounds(
     absolute_margin: float | None,
     relative_margin: float | None,
 ) -> None:
-    """Remove, in place, candidates (of verdict `KEPT`) whose scores are too high.
+    """Remove, in place, candidates whose scores are too high.
 
-    `lowest` is the lowest score of the query's positives; if it is NaN, every candidate is removed. Removed are scores
-    above `max_score`, above `lowest` minus the absolute margin (TopK-MarginPos), and above `lowest` minus a share of
-    its absolute value, the relative margin (TopK-PercPos). The bound s - r |s| of a lowest score s and a share r is
-    below s even if s < 0, unlike (1 - r) s."""
+    Args:
+        verdicts: only candidates with the verdict `KEPT` are examined.
+        scores: scores of the candidates; only those of candidates kept so far are read.
+        lowest: lowest score of the query's positives; NaN if none has a score. Then every candidate is removed.
+        max_score: higher scores are removed.
+        absolute_margin: scores above `lowest` minus this margin are removed (TopK-MarginPos).
+        relative_margin: scores above `lowest` minus this share of its absolute value are removed (TopK-PercPos). The
+            bound s - r |s| of a lowest score s and a share r is below s even if s < 0, unlike (1 - r) s.
+    """
     bounds: list[tuple[int, ndarray]] = []
     if max_score is not None:
         bounds.append((MAX_SCORE, np.full(len(lowest), max_score, dtype=np.float32)))

@@ -61,8 +61,15 @@ class MinedBlock(NamedTuple):
     """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
 
     A finished block is stored as a part (`store.unfinished_parts`) with one file, so that a killed job continues after
-    it. Blocks depend only on the inputs, whose digest names the folder of the parts. Ranks are those after the excluded
-    documents are removed; scores are NaN if the table has no scorer; `verdicts` counts `filters.REASONS`."""
+    it. Blocks depend only on the inputs, whose digest names the folder of the parts.
+
+    Args:
+        queries: index of the query in the split.
+        documents: position in the corpus.
+        ranks: rank in the method's ranking after the excluded documents are removed.
+        scores: scores by the scorer of the table; NaN if there is none.
+        verdicts: number of candidates for each of `filters.REASONS`.
+    """
 
     queries: Int64[ndarray, " kept"]
     documents: Int64[ndarray, " kept"]
@@ -173,10 +180,13 @@ class CandidateFilter:
 class MiningResult:
     """Result of a mining job.
 
-    `counts` has, for each method, the number of `candidates`, of `kept` ones and of those removed for each reason,
-    which add up. `wanted` is the number of negatives that each query should get from all methods together, and
-    `counts_per_query` what it got, in the order of `dataset.positives(split)`. The scorer is `encoder`, `bm25`,
-    `judge`, or empty."""
+    Args:
+        counts: for each method, the number of `candidates`, of `kept` ones and of those removed for each reason. The
+            kept and removed ones add up to the candidates. Reasons without candidates are omitted.
+        wanted: number of negatives that each query should get from all methods together.
+        counts_per_query: number of negatives of each query, in the order of `dataset.positives(split)`.
+        scorer: name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty.
+    """
 
     table: NegativesTable
     counts: dict[str, dict[str, int]]
@@ -208,12 +218,24 @@ def mine(
     round: int = 0,
     finished: Path | None = None,
 ) -> MiningResult:
-    """Mine the negatives of the queries of a split, with a configuration that `check_options` has checked.
+    """Mine the negatives of the queries of a split.
 
-    Documents judged relevant in any open split of the data set are excluded. `embeddings` are for `dense` and
-    `cross-query`; `bm25` returns the index of all passages, which by default is built when needed; the judge scores
-    pairs of texts. The seed and the round, which the table records, decide the random draws. Blocks that an earlier,
-    killed call with the same arguments has finished are in `finished` and not mined again; new ones are added."""
+    Args:
+        dataset: data set opened with the split. Documents judged relevant in any of its open splits are excluded.
+        config: settings of the methods and the filters, checked with `check_options`.
+        embeddings: embeddings for `dense` and `cross-query`.
+        bm25: function that returns the index of all passages; by default the index is built when needed.
+        judge: scorer of pairs of texts, if the settings name a judge.
+        seed, round: numbers that decide the random draws; the table records the round.
+        finished: folder of the blocks that an earlier, killed call with the same arguments has finished. They are not
+            mined again, and new blocks are added.
+
+    Raises:
+        ConfigError: the range lies beyond the corpus, or gold negatives or answers are requested from a data set that
+            has none.
+        DataError: no query of the split has a relevant document.
+        ModelError: embeddings or scores are not finite.
+    """
     check_data(dataset, split, config)
     inputs = MiningInputs(dataset, split, config, embeddings, bm25, judge, seed, round)
     positives = inputs.positives
@@ -256,10 +278,14 @@ def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> N
 def build_negatives_table(
     dataset: RetrievalDataset, config: DataConfig, table: str, bm25: Callable[[], Bm25Index]
 ) -> NegativesTable:
-    """Build the negatives table of one data set for training, from the path of a mined table, or empty.
+    """Build the negatives table of one data set for training.
 
-    The data set is open with its training split and with the splits whose positives must not become negatives. `bm25`
-    returns the index of all passages; it is called only if needed."""
+    Args:
+        dataset: data set opened with its training split and with the splits whose positives must not become negatives.
+        config: settings with the training split and the mix of origins.
+        table: path of a negatives table, or empty.
+        bm25: function that returns the index of all passages; called only if needed.
+    """
     tables = [read_negatives(table, dataset)] if table else []
     if rows := dataset.negatives:
         tables.append(NegativesTable.of(dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores))

@@ -50,11 +50,17 @@ def run_mining(
     embeddings: Path | None = None,
 ) -> tuple[MiningResult, str | None]:
     """Mine and commit the table to `output`, which must not exist. `check_options` has already checked the settings.
-    Return the result, and a line about quarantined rows if there are any.
 
-    If a method needs embeddings, `model` encodes, in the fastest precision if none is given, unless the store
-    `embeddings` has what it wrote for this data set. The seed and the round, which the table records, decide the random
-    draws."""
+    Args:
+        model: encoder, used if a method needs embeddings.
+        split: split whose queries get negatives.
+        precision: precision of the encoder; None for the fastest on this hardware.
+        seed, round: numbers that decide the random draws; the table records the round.
+        embeddings: store of the passage embeddings that `model` wrote for this data set; by default the cache.
+
+    Returns:
+        The result, and a line about quarantined rows if there are any.
+    """
     if embeddings and not mining.needs_embeddings:
         reason = f"{setting('method')} {mining.method} needs no embeddings"
         raise ConfigError(reason, setting("embeddings"), f"add dense or cross-query to {setting('method')}")

@@ -48,8 +48,14 @@ _Allocate = Callable[[str, int, Any], ndarray]
 
 @dataclass(frozen=True)
 class PostingsBlock:
-    """Terms of a block of documents: distinct terms, sorted, with the number of documents that contain each; the rows
-    of these documents, term after term, and how often each contains the term; and the number of terms of each document.
+    """Terms of a block of documents.
+
+    Args:
+        terms: distinct terms, sorted.
+        counts: number of documents that contain each term.
+        rows: rows of these documents, term after term, ascending within a term.
+        frequencies: how often the document contains the term, aligned with `rows`.
+        lengths: number of terms of each document, including repeated ones.
     """
 
     terms: Sequence[str]
@@ -87,8 +93,12 @@ class PostingsBlock:
 class Postings:
     """Postings of a corpus, in memory or memory-mapped.
 
-    Those of the term with the number t are at the indices `starts[t]` to `starts[t + 1]`: ascending positions of
-    documents, and the weight, above 0, that the term adds to the score of the document."""
+    Args:
+        vocabulary: term -> number of the term.
+        starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
+        documents: positions of documents, ascending within a term.
+        weights: weight that the term adds to the score of the document, above 0.
+    """
 
     size: int
     vocabulary: dict[str, int]

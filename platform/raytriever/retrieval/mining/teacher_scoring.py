@@ -53,9 +53,15 @@ _DIFFERENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringResult:
-    """Result of a scoring job: the scores of the positives and of the candidates, the share of candidates that score
-    above their query's lowest positive (likely false negatives), the activation that sentence-transformers would apply
-    to the scores, and the pairs that this call scored."""
+    """Result of a scoring job.
+
+    Args:
+        positives, candidates: scores of the positives and of the candidates.
+        above: share of candidates that score above their query's lowest positive: likely false negatives.
+        activation: activation that sentence-transformers would apply to the scores.
+        scored, seconds: number of pairs that this call scored, and its duration.
+        quarantined: a line about quarantined rows, if there are any.
+    """
 
     queries: int
     positives: Float32[ndarray, " positives"]
@@ -77,8 +83,13 @@ def run_scoring(
     precision: str | None = None,
     part: int = PART_PAIRS,
 ) -> ScoringResult:
-    """Score the pairs of a split and commit the scores to `output`. If it already has these scores, read them. `part`
-    pairs are committed together. By default the cross-encoder has the fastest precision of this hardware."""
+    """Score the pairs and commit the scores to `output`. If it already has these scores, read them.
+
+    Args:
+        split: split whose queries are scored.
+        precision: precision of the cross-encoder; None for the fastest on this hardware.
+        part: number of pairs that are committed together.
+    """
     if not config.model:
         raise ConfigError("is missing", setting("model"), "name a cross-encoder: a directory, or a hub name")
     check_writable(output)

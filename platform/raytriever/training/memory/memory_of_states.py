@@ -42,8 +42,13 @@ class StateBytes:
     def of(
         cls, settings: TrainingConfig, workers: int, weights: int, trained: Sequence[int], cached: bool
     ) -> StateBytes:
-        """Return the bytes of one worker, given the bytes of all weights, and of each trained parameter its number of
-        values. If chunks are `cached`, gradients are summed over them."""
+        """Return the bytes of one worker.
+
+        Args:
+            weights: bytes of all weights.
+            trained: number of values of each trained parameter.
+            cached: True if gradients are summed over chunks.
+        """
         own, strategy = FLOAT * sum(trained), settings.strategy
         gradients = own * cached
         if strategy == "fsdp2":

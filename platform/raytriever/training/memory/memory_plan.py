@@ -47,8 +47,13 @@ class StepMemory:
 
 
 class MemoryPlan:
-    """Memory of one worker as a function of the chunk. Of two separate towers, the simulated encoder is that of
-    passages. See `guide_bytes` for `guide`."""
+    """Memory of one worker as a function of the chunk.
+
+    Args:
+        encoder: the simulated encoder; of two towers, the passage tower.
+        towers: number of separate towers, 1 or 2.
+        guide: bytes of the guide; see `guide_bytes`.
+    """
 
     def __init__(
         self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: WorkerTexts, guide: int = 0

@@ -45,9 +45,13 @@ _NAME = "raytriever_fused"
 
 @dataclass(frozen=True)
 class ChunkBytes:
-    """Bytes of one chunk, in addition to the weights: the bf16 copies of these, which autocast makes once and holds for
-    all chunks; others still allocated after the forward pass for the backward pass; and the peak in both passes,
-    including the gradients of this chunk."""
+    """Bytes of one chunk, in addition to the weights.
+
+    Args:
+        cast: bf16 copies of weights, which autocast makes once and holds for all chunks.
+        kept: other bytes that are still allocated after the forward pass, because the backward pass needs them.
+        peak: peak in forward and backward, including the gradients of this chunk.
+    """
 
     cast: int
     kept: int
@@ -55,8 +59,13 @@ class ChunkBytes:
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Counter of the bytes that operations allocate within the context: those that are `live` now, their maximum, and
-    those of the copies that autocast made of ignored tensors."""
+    """Counter of the bytes that operations allocate within the context.
+
+    Attributes:
+        live: bytes that are allocated now.
+        peak: maximum of `live`.
+        cast: bytes of the copies that autocast made of ignored tensors.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,8 +104,13 @@ class AllocationTracker(TorchDispatchMode):
 
 
 class SimulatedEncoder:
-    """Encoder of fake tensors that runs the code of training, from one on the meta device that is prepared for it. The
-    device, `cuda` or `cpu`, decides the kernels."""
+    """Encoder of fake tensors that runs the code of training.
+
+    Args:
+        encoder: an encoder on the meta device, prepared for training.
+        device: `cuda` or `cpu`, which decides the kernels.
+        precision: `fp32` or `bf16`.
+    """
 
     def __init__(self, encoder: Encoder, device: str, precision: str) -> None:
         self.encoder, self.mode, self.precision = encoder.train(), fake(encoder), precision

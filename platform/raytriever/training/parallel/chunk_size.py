@@ -60,11 +60,15 @@ def find_chunk(
     key: str,
     reserve: int = 0,
 ) -> int | None:
-    """Return the number of texts of a worker's share of a batch that it can encode at a time; None if all fit.
+    """Return the number of texts that one worker can encode at a time; None if all of them fit.
 
-    `encode` computes the embeddings of a number of texts of the greatest length, differentiably, with the trained
-    `parameters`. `key` is everything that the chunk depends on; an earlier run may have stored a halved chunk under it.
-    Training allocates `reserve` bytes later: gradients, moments, embeddings of the batch, scores."""
+    Args:
+        encode: computes the embeddings of a number of texts of the greatest length, differentiably.
+        parameters: trained parameters that `encode` uses.
+        texts: queries and passages of a worker's share of a batch.
+        key: everything that the chunk depends on; an earlier run may have stored a halved chunk under it.
+        reserve: bytes that training allocates later: gradients, moments, embeddings of the batch, scores.
+    """
     chunk = _estimate(encode, min(texts, _halved().get(key, texts)), free_memory(device) - reserve)
     while not _fits(encode, parameters, chunk, device, reserve):
         if chunk == 1:
@@ -194,11 +198,16 @@ class ChunkChoice:
         return None if smallest >= texts else smallest
 
     def smaller(self, chunk: int | None, chunks: Sequence[TokenBatch], is_agreed: bool) -> int | None:
-        """Return half of a chunk in tokens (None: a whole batch) with which a step ran out of memory, and store it for
-        later runs.
+        """Return half of a chunk with which a step ran out of memory, and store it for later runs.
 
-        If one worker alone ran out of memory (not `is_agreed`), it stores its half for the restart, after which all
-        workers use the smallest chunk. A chunk that the user set is never stored: after a restart it is used again."""
+        If one worker alone ran out of memory, it stores its half for the restart, after which all workers use the
+        smallest chunk. A chunk that the user set is never stored: after a restart it is used again.
+
+        Args:
+            chunk: the chunk in tokens; None for a whole batch.
+            chunks: chunks of this worker's queries and passages.
+            is_agreed: True if all workers call it.
+        """
         if not is_agreed and not self._is_searched:
             return chunk
         # The length of a text includes the padding of its bucket, as in a chunk.

@@ -58,8 +58,13 @@ Encode = Callable[[TokenBatch, Side], Tensor]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Chunk of a batch with its dropout state before its first pass (not set if its activations are kept), its
-    embeddings until they are differentiated, and the gradient of the loss by them."""
+    """Chunk of a batch, with the results of the passes over it.
+
+    Attributes:
+        state: dropout state before its first pass; not set if its activations are kept.
+        embeddings: embeddings with their activations, until they are differentiated.
+        gradient: gradient of the loss by its embeddings.
+    """
 
     tokens: TokenBatch
     side: Side
@@ -81,15 +86,22 @@ def cached_loss(
 ) -> LossOutput:
     """Return the loss of a batch whose chunks are encoded one at a time.
 
-    `encode` computes the float32 embeddings of one chunk, with the trained parameters `encoder`, and `reduce` the loss
-    from those of all chunks in their order, with the trained parameters `loss`. The autocast context `precision` of
-    `encode` is entered once a pass, so that weights are cast once a pass. The workers `vote` on whether one ran out of
-    memory; None if chunks communicate (FSDP2). Then each chunk has its own backward pass, which adds its gradients to
-    the parameters. The last `keep` chunks are encoded once, with their activations kept until backward. `leaves_chunk`
-    leaves the backward pass of the smallest chunk to that of the result: a wrapper can then reduce the gradients that
-    are complete while it computes the others.
+    Args:
+        texts: texts of each chunk.
+        encode: computes the embeddings of one chunk, `[texts, width]` in float32.
+        precision: autocast context of `encode`. It is entered once a pass, so that weights are cast once a pass.
+        reduce: computes the loss from the embeddings of all chunks, in their order.
+        encoder: trained parameters that `encode` uses.
+        loss: trained parameters that `reduce` uses.
+        vote: vote of the workers on whether one ran out of memory; None if chunks communicate (FSDP2). Then each chunk
+            has its own backward pass, which adds its gradients to the parameters.
+        keep: number of last chunks that are encoded once, with their activations kept until backward; at least 1.
+        leaves_chunk: leave the backward pass of the smallest chunk to the backward pass of the result. A wrapper can
+            then reduce the gradients that are complete while it computes the others.
 
-    `OutOfMemory`: a worker ran out of memory; no gradient has been delivered."""
+    Raises:
+        OutOfMemory: a worker ran out of memory; no gradient has been delivered.
+    """
     chunks = [_Chunk(tokens, side) for tokens, side in texts]
     earlier, last, device = chunks[:-keep], chunks[-keep:], chunks[0].tokens["input_ids"].device
 

@@ -27,8 +27,13 @@ SAME_RUN = f"give the model, the settings and the data of this run, or another {
 def slices_of(
     name: str, values: Tensor, start: int, shape: tuple[int, ...], moments: Mapping[str, Tensor]
 ) -> Iterator[Slice]:
-    """Yield a worker's one-dimensional slice `values` of a weight, from index `start` of the flattened weight, and
-    those of its moments by name. The step count comes with the slice that starts at 0."""
+    """Yield a worker's slices of a weight and of its moments. The step count comes with the slice that starts at 0.
+
+    Args:
+        values: the worker's slice of the weight, one-dimensional.
+        start: index of its first value in the flattened weight.
+        moments: the worker's slices of the moments, and the step count, by name.
+    """
     yield Slice(name, values, start, shape)
     for key, own in moments.items():
         if key != STEP:

@@ -32,14 +32,22 @@ def level(texts: Buckets, vote: Vote) -> Buckets:
 class Objective(nn.Module):
     """Module that computes the loss of the global batch from one worker's share of it.
 
-    The autocast precision is only the encoder's: trained weights, embeddings and loss are float32. There is no vote on
-    memory with one worker, and no guide without one. The guide is a function that returns its embeddings of a chunk,
-    not a submodule, so no strategy trains, shards or stores its weights.
+    Args:
+        retriever: the encoder that is trained.
+        loss: loss of the score matrix of the global batch.
+        precision: `fp32` or `bf16`, the autocast precision of the encoder. Trained weights, embeddings and loss are
+            float32.
+        vote: vote of the workers on whether one ran out of memory; None for one worker.
+        guide: returns the guide's embeddings of a chunk; None without a guide. It is a function, not a submodule, so no
+            strategy trains, shards or stores its weights.
 
-    If `chunks_communicate`, each gathers weights and reduces gradients itself (FSDP2). Then all workers encode the same
-    number of chunks, and with gradient caching each chunk has its own backward pass. If a worker runs out of memory,
-    all are restarted, because the others wait for it within a chunk. With `leaves_chunk` (DDP), gradient caching leaves
-    the backward pass of its smallest chunk to the backward pass of the loss."""
+    Attributes:
+        chunks_communicate: each chunk gathers weights and reduces gradients itself (FSDP2). Then all workers encode the
+            same number of chunks, and with gradient caching each chunk has its own backward pass. If a worker runs out
+            of memory, all are restarted, because the others wait for it within a chunk.
+        leaves_chunk: gradient caching leaves the backward pass of its smallest chunk to the backward pass of the loss
+            (DDP).
+    """
 
     def __init__(
         self,

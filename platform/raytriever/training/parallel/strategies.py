@@ -39,8 +39,13 @@ class NotFiniteError(TrainingError):
 class Strategy(ABC):
     """Data-parallel training of one model; all workers make every call in the same order.
 
-    Unless a subclass shards them, every worker has a full copy of the model, on `device`, and of the optimizer's state,
-    which is new. Gradients with a norm above `max_grad_norm` are scaled down to it."""
+    Unless a subclass shards them, every worker has a full copy of the model and of the optimizer's state.
+
+    Args:
+        objective: module on `device`, the same on every worker.
+        optimizer: optimizer of its trained parameters, without state.
+        max_grad_norm: gradients with a larger norm are scaled down to this norm.
+    """
 
     def __init__(
         self,

@@ -105,8 +105,12 @@ class TrialProposals(_Stateless, Searcher):
 class Asha(_Stateless, AsyncHyperBandScheduler):
     """Asynchronous successive halving (Li et al., 2020) that includes the trials of earlier calls.
 
-    No trial is stopped before the step `grace`; at each rung, one in `factor` continues. `curve_of` returns the curve
-    of a resumed trial, given its number."""
+    Args:
+        metric, larger: metric that compares trials, and whether larger values are better.
+        grace: no trial is stopped before this step.
+        factor: at each rung, one in this many trials continues.
+        curve_of: function that returns the curve of a resumed trial, given its number.
+    """
 
     def __init__(
         self,

@@ -51,9 +51,13 @@ class TrialEvent:
 
 @dataclass(frozen=True)
 class SweepContext:
-    """Values that all trials of a sweep share: how many share a node's cores, the metric to report to Tune at each
-    validation (None if no trial is stopped early), and whether a trial searches the whole corpus at its end (if not,
-    its dev loss is enough)."""
+    """Values that all trials of a sweep share.
+
+    Args:
+        trials_per_node: number of trials that share a node's cores.
+        watched_metric: metric to report to Tune at each validation; None if no trial is stopped early.
+        searches_corpus: whether a trial searches the whole corpus at its end. If not, its dev loss is enough.
+    """
 
     queue: EventQueue
     driver: DriverContext

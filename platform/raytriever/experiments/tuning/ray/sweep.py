@@ -72,8 +72,13 @@ LOSS = "loss.loss"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Result of a sweep: without a finished trial, there is no best one and no results of it on the test split.
-    `is_new` is False if an earlier call had already finished the sweep."""
+    """Result of a sweep.
+
+    Args:
+        best: the best trial; None if no trial finished.
+        results: results of the best trial on the test split; None if no trial finished.
+        is_new: False if an earlier call had already finished the sweep.
+    """
 
     path: Path
     trials: list[Trial]

@@ -37,11 +37,15 @@ class Finder(Protocol):
     """ANN searcher of the embeddings from which it was built."""
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Propose k rows (at most all) that are likely to have the highest dot products with the queries, which are
-        normalized if the documents are.
+        """Propose rows that are likely to have the highest dot products.
 
-        The effort is the number of probed lists, or the beam width of a graph search; a higher one finds more of the
-        best rows. The number of threads does not change the result."""
+        Args:
+            queries: embeddings, normalized if those of the documents are.
+            k: number of rows, at least 1 and at most the number of all rows.
+            effort: number of probed lists, or beam width of a graph search, at least 1. A higher effort finds more of
+                the best rows.
+            threads: number of threads, which does not change the result.
+        """
 
     def save(self, folder: Path) -> None:
         """Write everything but the embeddings into an empty folder."""
@@ -51,8 +55,12 @@ class Finder(Protocol):
 class ApproximateIndex:
     """Index that may miss documents. It is exact if k is at least half of the corpus.
 
-    The finder was built from the finite embeddings, in memory or memory-mapped. `ties` is from `exact_top_k.tie_order`;
-    for the effort see `Finder.find`."""
+    Args:
+        finder: finder that was built from `embeddings`.
+        embeddings: finite embeddings of all documents, in memory or memory-mapped.
+        ties: result of `index.exact_top_k.tie_order`.
+        effort: see `Finder.find`.
+    """
 
     finder: Finder
     embeddings: Float32[ndarray, "documents width"]

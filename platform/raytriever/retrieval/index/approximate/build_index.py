@@ -38,10 +38,19 @@ def build_index(
     threads: int,
     ties: Int64[ndarray, " documents"] | None = None,
 ) -> ApproximateIndex:
-    """Build an approximate index of at least one document.
+    """Build an approximate index.
 
-    The queries `training` are only for RoarGraph. Only the graph of HNSW depends on the number of threads. `ties` is
-    from `exact_top_k.tie_order`; by default equal scores are ordered by position."""
+    Args:
+        embeddings: embeddings of all documents, at least one.
+        training: queries from which RoarGraph is built; other kinds ignore them.
+        threads: number of threads; only the graph of HNSW depends on it.
+        ties: result of `index.exact_top_k.tie_order`; by default equal scores are ordered by position.
+
+    Raises:
+        DataError: there are no documents.
+        ModelError: an embedding is not finite.
+        ConfigError: a setting does not suit the corpus, RoarGraph has no training queries, or a library is missing.
+    """
     if not len(embeddings):
         raise DataError("there are no documents to index", remedy="encode a data set with documents")
     check_finite(embeddings, "document")

@@ -104,9 +104,12 @@ class Ivf(FaissFinder):
         seed: int,
         threads: int,
     ) -> Ivf:
-        """Train an inverted file, which has no rows yet, on finite embeddings.
+        """Train an inverted file, which has no rows yet.
 
-        The default of `lists` is `default_lists`. `code_bytes` is a divisor of the width; None stores full embeddings.
+        Args:
+            embeddings: finite embeddings.
+            lists: number of lists; by default `default_lists`.
+            code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
         """
         rows, width = embeddings.shape
         lists = lists or default_lists(rows)
@@ -172,8 +175,11 @@ class Hnsw(FaissFinder):
     def empty(cls, width: int, degree: int, beam: int, seed: int, rows: int = 0) -> Hnsw:
         """Create a graph without rows.
 
-        A document has `degree` neighbors (`M`), twice as many in the lowest layer, found with the width `beam`
-        (`efConstruction`). Memory is reserved for `rows`: a growing array would be copied and need twice the memory."""
+        Args:
+            degree: number of neighbors of a document; twice as many in the lowest layer (`M`).
+            beam: beam width while a document is inserted (`efConstruction`).
+            rows: number of rows for which to reserve memory. A growing array would be copied and need twice the memory.
+        """
         index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
         links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)

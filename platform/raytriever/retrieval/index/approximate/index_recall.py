@@ -23,9 +23,13 @@ SECONDS, PASSES = 0.5, 7
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Measurements of an index at one effort: the mean share of a query's true documents that were retrieved, the mean
-    number of scored documents (NaN if the library does not report it), and queries per second on one thread (NaN if not
-    timed)."""
+    """Measurements of an index at one effort.
+
+    Args:
+        recall: mean share of a query's true documents that were retrieved, 0 to 1.
+        candidates: mean number of documents scored for a query; NaN if the library does not report it.
+        qps: queries per second on one thread; NaN if not timed.
+    """
 
     effort: int
     recall: float

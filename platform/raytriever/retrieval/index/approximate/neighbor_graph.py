@@ -213,9 +213,16 @@ def squared_distance(one, other):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, error_model="numpy")
 def choose_neighbors(row, candidates, documents, fill, out):  # type: ignore[no-untyped-def]
-    """Choose neighbors of a document among candidates, which may contain it or repeat; return their number.
+    """Choose neighbors of a document.
 
-    `out` receives first those that the rule keeps, then, if free slots are to be filled, the nearest rejected ones."""
+    Args:
+        candidates: documents; the document itself and repeated entries are ignored.
+        fill: whether to fill free slots with the nearest rejected candidates.
+        out: receives the chosen documents: first those that the rule keeps, then the fillers, each nearest first.
+
+    Returns:
+        Number of chosen documents.
+    """
     ordered = np.unique(candidates)
     ordered = ordered[ordered != row]
     distances = np.empty(len(ordered), np.float32)
@@ -255,8 +262,11 @@ def add_reverse_edges(
 ) -> None:
     """Add an edge from each neighbor of the sources back to them. If a row is full, choose its neighbors again.
 
-    The arrays of a `Graph` change in place. Edges in columns before `firsts` of a row are kept and get no reverse
-    edges; the edges of the sources have none yet."""
+    Args:
+        neighbors, degrees: arrays of a `Graph`; changed in place.
+        firsts: for each row, edges in columns before this one are kept and get no reverse edges.
+        sources: documents whose edges have no reverse edge yet.
+    """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)
     begin = np.repeat(sources, counts)
     columns = np.arange(len(begin)) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[begin]

@@ -179,9 +179,12 @@ class RoarGraph:
     ) -> RoarGraph:
         """Build the graph. `build_index` has already checked the arguments.
 
-        `training` are queries like those of later searches: as many as there are documents is best; a tenth is enough.
-        Each of the two steps adds `degree` neighbors to a document; a training query has `nearest` documents. See
-        `connect` for the beam and the seed."""
+        Args:
+            training: queries like those of later searches. As many as there are documents is best; a tenth is enough.
+            degree: number of neighbors that each of the two steps adds to a document.
+            nearest: number of documents of each training query.
+            beam, seed: see `connect`.
+        """
         if len(embeddings) > MOST_DOCUMENTS:
             reason = f"there are {len(embeddings):,} documents"
             raise DataError(reason, remedy=f"RoarGraph holds at most {MOST_DOCUMENTS:,}")

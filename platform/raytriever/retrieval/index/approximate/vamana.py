@@ -34,7 +34,13 @@ class Vamana:
 
     @classmethod
     def build(cls, embeddings: Float32[ndarray, "rows width"], degree: int, beam: int, threads: int) -> Vamana:
-        """Build the graph of finite embeddings. `beam` is the width of a search for a document (`window_size`)."""
+        """Build the graph.
+
+        Args:
+            embeddings: finite embeddings.
+            degree: largest number of neighbors of a document.
+            beam: beam width of a search for a document (`window_size`).
+        """
         svs = _svs()
         settings = svs.VamanaBuildParameters(graph_max_degree=degree, window_size=max(beam, degree), alpha=ALPHA)
         return cls(svs.Vamana.build(settings, embeddings, svs.DistanceType.MIP, num_threads=threads))

@@ -69,7 +69,7 @@ def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | 
         if (folder / EVALUATION / RESULTS).is_file():
             precision = Results.read(folder / EVALUATION).request["precision"]
             job = evaluation_of(arm, str(folder / MODEL) if curriculum else arm.model, precision)
-            check_output(folder / EVALUATION, job.content(precision), fresh=False)
+            check_output(folder / EVALUATION, job.content(), fresh=False)
     except ConfigError as error:
         remedy = f"give another {setting('output')}, or remove {folder}"
         raise ConfigError(error.what, f"arm {folder.relative_to(output / ARMS).as_posix()}", remedy) from error

@@ -50,7 +50,7 @@ def start_study(folder: Path) -> Study:
     run, _ = open_arm(folder, before, 0)
     run.begin("model: {model: minilm}")
     (run.path / "evaluation").mkdir()
-    request = as_read(evaluation_of(before, "minilm", "fp32").content("fp32"))
+    request = as_read(evaluation_of(before, "minilm", "fp32").content())
     Results(request=request).write(run.path / "evaluation")
     run, config = open_arm(folder, cl, 1)
     assert config is not None

@@ -120,13 +120,9 @@ def run_sweep(
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
         raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
     trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
-    best = find_best(trials, plan.metric)
-    has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
-    has_ended = has_ended and (output / TABLE).is_file()
-    stored = open_best(output, trial_config(base, dict(best.settings))) if has_ended and best is not None else None
-    if stored is not None and (results := finished_results(stored)):
+    if finished := _finished_sweep(output, plan, trials):
         send_pending(output, trackers, log)
-        return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=results, is_new=False)
+        return finished
 
     check_trackers(trackers)
     check_cluster()
@@ -144,28 +140,31 @@ def run_sweep(
             for section, values in settings.items()
         }
         tracker.describe(constant, data.record(), tags)
-        workers = base.training.workers[1]
-        requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
-        with ray_session(requested - COORDINATORS):
-            plan = replace(
-                plan, at_once=search.trials_at_once or count_slots(workers, gpus_of_trial(search.trial_gpus))
-            )
-            manager = TrialManager(
-                folder=output, plan=plan, data=data, trials=trials, tracker=tracker, run_name=run_name, log=log
-            )
+        workers, at_once = base.training.workers[1], search.trials_at_once
+        with ray_session(workers * (at_once or max(1, usable_cores() // workers)) - COORDINATORS):
+            plan = replace(plan, at_once=at_once or count_slots(workers, gpus_of_trial(search.trial_gpus)))
+            manager = TrialManager(output, plan, data, trials, tracker, run_name, log)
             try:
                 if manager.remaining:
                     run_trials(manager, plan, search, data)
             finally:
                 manager.close()
-        trials = manager.trials
-        best, measured = find_best(trials, plan.metric), None
+        best, results = find_best(manager.trials, plan.metric), None
         if best is not None:
-            folder = manager.folder_of(best.number)
-            config = trial_config(base, dict(best.settings))
-            measured = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
-        write_sweep(output, trials, space, plan.metric, tracker)
-    return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=measured, is_new=True)
+            folder, config = manager.folder_of(best.number), trial_config(base, dict(best.settings))
+            results = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
+        write_sweep(output, manager.trials, space, plan.metric, tracker)
+    return SweepResult(output, manager.trials, plan.metric, best, results, is_new=True)
+
+
+def _finished_sweep(output: Path, plan: SweepPlan, trials: Sequence[Trial]) -> SweepResult | None:
+    """Return the result of a sweep whose trials and evaluation have ended; None for any other."""
+    best = find_best(trials, plan.metric)
+    has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
+    if best is None or not has_ended or not (output / TABLE).is_file():
+        return None
+    results = finished_results(open_best(output, trial_config(plan.base, dict(best.settings))))
+    return SweepResult(output, list(trials), plan.metric, best, results, is_new=False) if results else None
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:

@@ -66,7 +66,7 @@ def run_evaluation(
     log: Callable[[str], None],
     backend: RetrievalBackend | None = None,
     report: Callable[[Path], None] | None = None,
-    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
+    on_result: Callable[[str, str, Mapping[str, float]], None] = lambda model, dataset, metrics: None,
 ) -> Results:
     """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
 
@@ -78,12 +78,13 @@ def run_evaluation(
         on_result: function that gets each model, data set and metrics as soon as they are computed.
     """
     device = default_device()
-    job = replace(job, datasets=rename_duplicates(job.datasets), precision=choose_precision(job.precision, device))
+    precision = choose_precision(job.precision, device)
+    job = replace(job, datasets=rename_duplicates(job.datasets), precision=precision)
     results = Results(missing=list(job.missing), baselines=list(job.baselines), request=as_read(job.content()))
     check_output(output, results.request, fresh)
     check_writable(output)
     opened = open_job(job, log)
-    encoders = Encoders(job.models, job.precision, device, log)
+    encoders = Encoders(job.models, precision, device, log)
     results.systems = encoders.systems
     prompts = _dataset_prompts(job, encoders)
     store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
@@ -95,13 +96,13 @@ def run_evaluation(
             calibrations: list[Calibrated] = []
             for source, parts in opened:
                 measured = DatasetMeasurement(source, [], _analyses(job, source, parts), prompts[source.name])
-                _log_dataset(measured, parts, f"{job.precision} on {device}", log)
+                _log_dataset(measured, parts, f"{precision} on {device}", log)
                 measured.parts.extend(evaluate_part(measured, part) for part in parts)
                 decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
                 calibrations += write_calibrations(folder, measured, decisions, job, log)
                 directory.add(measured, decisions)
                 results.quarantined += _write_quarantine(measured, folder, output)
-                for model in measured.models if on_result is not None else ():
+                for model in measured.models:
                     on_result(model, source.name, {k: v for k, v in measured.metrics(model).items() if v is not None})
                 run.describe(_settings(results, device), _record(measured), {STAGE: "evaluate"})
             directory.finish()

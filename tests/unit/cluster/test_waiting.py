@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from raytriever.cluster.events_and_restarts import Event, GroupStarted, GroupWanted, MissingWorkers, StatusMessage
 from raytriever.cluster.train import trainer
 from raytriever.cluster.train.trainer import ClusterError, GroupEvents
-from raytriever.cluster.worker_events import Event, GroupStarted, GroupWanted, MissingWorkers, StatusMessage
 from raytriever.training.parallel.strategies import TrainingError
 
 

@@ -2,12 +2,18 @@
 
 The training loop writes its own checkpoints. Ray Train's state is discarded after each call, because a damaged state
 file would prevent the next start. If the group starts again, after a worker died or because the cluster changed its
-size, it resumes from the newest complete checkpoint."""
+size, it resumes from the newest complete checkpoint.
+
+`fit` of Ray Train and Ray Tune runs on a thread. On the main thread it would handle Ctrl-C itself; so an interruption
+reaches the waiting main thread. It ends `fit` before the Ray session ends; otherwise a call of Ray would crash the
+process. Ray Train restarts a group that failed during its creation or during training, but ends `fit` if a worker dies
+in between, so `fit` is repeated here."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,27 +23,32 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from raytriever.cluster.events_and_restarts import EventQueue, OpenQueue, open_event_queue, open_inline_queue
-from raytriever.cluster.gpus_and_placement import count_gpus, room_for
-from raytriever.cluster.ray_session import DriverContext
-from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupReports
-from raytriever.cluster.train.fit_thread import fit
-from raytriever.cluster.train.job_actors import start_evaluator, start_miner
-from raytriever.cluster.train.network_interface import UNREACHABLE, VARIABLES
-from raytriever.cluster.train.train_worker import TrainingJob, WorkerJob, train_worker
-from raytriever.cluster.worker_events import (
+from raytriever.cluster.events_and_restarts import (
     Event,
+    EventQueue,
     GroupStarted,
     GroupWanted,
     LogMessage,
     MissingWorkers,
+    OpenQueue,
     RestartsExhausted,
     StatusMessage,
+    open_event_queue,
+    open_inline_queue,
 )
+from raytriever.cluster.gpus_and_placement import count_gpus, room_for
+from raytriever.cluster.ray_private import forbid_auto_connect
+from raytriever.cluster.ray_session import DriverContext
+from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupReports, end_controller
+from raytriever.cluster.train.job_actors import start_evaluator, start_miner
+from raytriever.cluster.train.network_interface import UNREACHABLE, VARIABLES
+from raytriever.cluster.train.train_worker import TrainingJob, WorkerJob, train_worker
 from raytriever.core.errors import UserError, setting
+from raytriever.core.interruption import check_interrupted
 from raytriever.core.store.remote_folders import pull
 from raytriever.tracking.step_log import read_curve
 from raytriever.training.parallel.strategies import TrainingError
@@ -250,3 +261,69 @@ def _restarts_error(end: RestartsExhausted) -> Exception:
         f"check the GPUs (nvidia-smi) and the memory (a smaller {setting('grad_cache_chunk')} or "
         f"{setting('batch_size')} needs less), then run the same command again",
     )
+
+
+POLL_SECONDS = 0.2
+END_SECONDS = 10.0  # time in which `fit` must end after a request
+
+
+class FitThread(threading.Thread):
+    """Thread that runs `fit`. `failure` is its exception, or None if it succeeded or has not ended."""
+
+    def __init__(self, fit: Callable[[], object]) -> None:
+        super().__init__(name="raytriever-fit", daemon=True)
+        self._fit = fit
+        # An event instead of `join`, because an interrupted `join` marks a running thread as ended (bpo-45274).
+        self._ended = threading.Event()
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        """Run `fit`."""
+        try:
+            self._fit()
+        except Exception as failure:  # the caller's thread reads it
+            self.failure = failure
+        finally:
+            self._ended.set()
+
+    def wait(self, broken: threading.Event, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until `fit` has ended or `broken` is set. A KeyboardInterrupt that Python has lost is raised here."""
+        while not broken.is_set() and not self._ended.wait(POLL_SECONDS):
+            check_interrupted()
+            check()
+
+    def end(self, hurry: Callable[[], None]) -> None:
+        """Wait until `fit` has ended, at most `END_SECONDS`.
+
+        Args:
+            hurry: ends `fit`. It is called repeatedly, because `fit` may not have started yet.
+        """
+        until = time.monotonic() + END_SECONDS
+        while not self._ended.is_set() and time.monotonic() < until:
+            hurry()
+            self._ended.wait(POLL_SECONDS)
+        if not self._ended.is_set():  # a call to Ray after the end of its session would start a new one
+            forbid_auto_connect()
+
+
+def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[], None]) -> Exception | None:
+    """Run `fit` until it ends, an event cannot be handled, or an interruption comes.
+
+    Returns:
+        The exception of `fit`; None if it succeeded.
+    """
+    while True:
+        attempt = FitThread(make().fit)
+        attempt.start()
+        try:
+            attempt.wait(events.has_failed, check)
+        finally:
+            attempt.end(lambda: end_controller(events.queue))
+        failure = attempt.failure
+        died_between = isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
+        if events.has_failed.is_set() or not died_between:
+            return failure
+        end_controller(events.queue)  # the controller would live as long as its exception
+        events.queue.record_failure("a worker died before it could start training", process_died=True)
+        if not events.queue.may_start():
+            return attempt.failure

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raytriever.cluster.worker_events import (
+from raytriever.cluster.events_and_restarts import (
     CheckpointEvent,
     LogMessage,
     LostWorker,

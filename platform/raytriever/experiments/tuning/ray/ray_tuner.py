@@ -23,7 +23,7 @@ from ray.tune.search import Searcher
 from raytriever.cluster.events_and_restarts import open_event_queue
 from raytriever.cluster.gpus_and_placement import gpus_of_trial
 from raytriever.cluster.ray_session import DriverContext
-from raytriever.cluster.train.fit_thread import FitThread
+from raytriever.cluster.train.trainer import FitThread
 from raytriever.cluster.train.validate_checkpoint import DEV
 from raytriever.core.activity import activity
 from raytriever.experiments.tuning.ray.run_trial import STEP, SweepContext, TrialJob, run_trial

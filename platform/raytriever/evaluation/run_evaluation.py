@@ -33,6 +33,7 @@ from raytriever.evaluation.measurements import (
     MeasurementStore,
     PartMeasurement,
     auc_rows,
+    cost_rows,
 )
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
 from raytriever.evaluation.quantized_variants import FormSystem, check_samples, form_rows
@@ -47,7 +48,6 @@ from raytriever.evaluation.requested_models import (
 )
 from raytriever.evaluation.result_tables import latex
 from raytriever.evaluation.results import Results, as_read, check_output
-from raytriever.evaluation.system_costs import cost_rows
 from raytriever.evaluation.system_names import Bm25, encoders_of, has_weight, nodes_of
 from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend
 from raytriever.models.device_and_precision import choose_precision, default_device

@@ -2,7 +2,7 @@
 
 The same folder, questions, settings and seed give the same bytes. The output folder has the BEIR layout, which every
 command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers, belong to
-one split. An earlier import is replaced, and its splits are kept (`documents.earlier_import`).
+one split. An earlier import is replaced, and its splits are kept (`document_splits`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from raytriever.core.store.disk import check_writable
 from raytriever.data.data_settings import ImportConfig
 from raytriever.data.data_sources import SourceFile
 from raytriever.data.documents.document_questions import Questions
-from raytriever.data.documents.document_splits import split_import
-from raytriever.data.documents.earlier_import import KIND, EarlierImport
+from raytriever.data.documents.document_splits import KIND, EarlierImport, split_import
 from raytriever.data.documents.folder_of_documents import DocumentFolder
 from raytriever.data.documents.import_summary import ImportSummary
 from raytriever.data.documents.passage_chunking import Chunker, Passage

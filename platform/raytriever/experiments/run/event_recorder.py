@@ -22,8 +22,7 @@ from raytriever.cluster.events_and_restarts import (
 )
 from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.validate_checkpoint import DEV
-from raytriever.core.activity import activity
-from raytriever.core.progress import Progress
+from raytriever.core.progress import Progress, activity
 from raytriever.core.store.lock import push_changes
 from raytriever.core.terminal import warn
 from raytriever.tracking.spool import Spool

@@ -32,8 +32,8 @@ from raytriever.core.store.disk import check_writable
 from raytriever.evaluation.differences.differences_by_seed import SeededResults
 from raytriever.evaluation.evaluated_datasets import safe_name
 from raytriever.evaluation.evaluation_files import LATEX
-from raytriever.experiments.study.definition import Arm, Study
 from raytriever.experiments.study.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.experiments.study.study_file import Arm, Study
 from raytriever.experiments.study.train_arm import ArmRunner, arm_folder, is_finished, open_arm
 from raytriever.models.directory.model_files import quiet_transformers
 from raytriever.tracking.spool import Spool, send_pending

@@ -30,7 +30,7 @@ from raytriever.experiments.run.open_run import find_negatives, folders_of, open
 from raytriever.experiments.run.open_training import NegativesCache, training_facts
 from raytriever.experiments.run.run_directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiments.run.start_run import pin_sources
-from raytriever.experiments.study.definition import AFTER, Arm, errors_within
+from raytriever.experiments.study.study_file import AFTER, Arm, errors_within
 from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing

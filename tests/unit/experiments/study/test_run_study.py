@@ -21,9 +21,9 @@ from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.results import Results, as_read
 from raytriever.experiments.study.claims import Claim, above
-from raytriever.experiments.study.definition import Arm, Study
 from raytriever.experiments.study.outcome import read_arm, seeds_of, write_study
 from raytriever.experiments.study.run_study import SETTINGS, check_directory, run_arms, settings_of
+from raytriever.experiments.study.study_file import Arm, Study
 from raytriever.experiments.study.train_arm import arm_folder, evaluation_of, open_arm
 from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
 from raytriever.training.run_config import Config, dump_config, override

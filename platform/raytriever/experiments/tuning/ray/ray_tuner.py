@@ -25,7 +25,7 @@ from raytriever.cluster.gpus_and_placement import gpus_of_trial
 from raytriever.cluster.ray_session import DriverContext
 from raytriever.cluster.train.trainer import FitThread
 from raytriever.cluster.train.validate_checkpoint import DEV
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.experiments.tuning.ray.run_trial import STEP, SweepContext, TrialJob, run_trial
 from raytriever.experiments.tuning.ray.shared_training_data import SweepData
 from raytriever.experiments.tuning.ray.trial_manager import SweepPlan, TrialManager

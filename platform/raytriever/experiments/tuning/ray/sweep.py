@@ -16,19 +16,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
 from raytriever.cluster.ray_session import check_cluster, ray_session
 from raytriever.cluster.train.validate_checkpoint import DEV, dev_protocol
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, UserError, setting
 from raytriever.core.machine import usable_cores
 from raytriever.core.options import did_you_mean
+from raytriever.core.progress import activity
 from raytriever.core.store.commit import MANIFEST, committed_directory, remove, write_atomically
 from raytriever.core.terminal import markdown_table
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.results import Results
+from raytriever.experiments.report.figures import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.experiments.run.open_run import open_run
 from raytriever.experiments.run.run_directory import METRICS, RunDirectory
 from raytriever.experiments.run.whole_run import closing_evaluation, conclude, finished_results
@@ -44,7 +46,6 @@ from raytriever.experiments.tuning.space import (
     parse_search_space,
     short_name,
 )
-from raytriever.experiments.tuning.sweep_figure import save_response
 from raytriever.experiments.tuning.trial_log import (
     FAILED,
     FINISHED,
@@ -53,6 +54,7 @@ from raytriever.experiments.tuning.trial_log import (
     Trial,
     find_best,
     read_trials,
+    setting_text,
     sweep_rows,
 )
 from raytriever.tracking.spool import Spool, send_pending
@@ -275,3 +277,39 @@ def metric_label(name: str) -> str:
     if name in (DEV_LOSS, BATCH_AUC):
         return name.replace("_", " ").replace("auc", "AUC")
     return metric_title(name.removeprefix(DEV))
+
+
+def save_response(
+    path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, log: bool
+) -> None:
+    """Draw the metric over one dimension, with a point for each trial and a line through the means.
+
+    Args:
+        key: dimension whose values are numbers.
+        by: dimension with a line for each value, such as the loss; None for one line.
+    """
+    finished = [t for t in trials if t.value(metric) is not None and isinstance(t.settings[key], int | float)]
+    if not finished:
+        return
+    groups = list(dict.fromkeys(t.settings[by] for t in finished)) if by else [None]
+    with picture(path, WIDTH, HEIGHT) as figure:
+        axes = figure.add_subplot()
+        for group, (color, dash) in zip(groups, lines(), strict=False):
+            own = [t for t in finished if by is None or t.settings[by] == group]
+            x, y = np.array([float(t.settings[key]) for t in own]), np.array([t.metrics[metric] for t in own])
+            axes.plot(x, y, "o", color=color, alpha=0.45, markersize=4)
+            values = np.unique(x)
+            means = [y[x == value].mean() for value in values]
+            axes.plot(values, means, color=color, linestyle=dash, label=label(setting_text(group)) if by else None)
+        if log:
+            axes.set_xscale("log")
+            plain_log_ticks(axes.xaxis)
+        ticks = sorted({float(t.settings[key]) for t in finished})
+        if len(ticks) <= 6:
+            axes.set_xticks(ticks, [setting_text(tick) for tick in ticks])
+            axes.set_xticks([], minor=True)
+        axes.set(
+            xlabel=short_name(key), ylabel=f"{title} on dev", title=f"{title} by {short_name(key)}, means and trials"
+        )
+        if by:
+            axes.legend(loc="best")

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from numpy import ndarray
 
 from raytriever.core.errors import flag_of
@@ -86,25 +85,21 @@ def run_evaluation(
     opened = open_job(job, log)
     encoders = Encoders(job.models, precision, device, log)
     results.systems = encoders.systems
-    prompts = _dataset_prompts(job, encoders)
     store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
-    evaluate_part = partial(_evaluate_part, job, encoders, backend or RetrievalBackend(), store)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
             directory = EvaluationDirectory(folder, results, job.calibration_split, job.models)
             calibrations: list[Calibrated] = []
-            for source, parts in opened:
-                measured = DatasetMeasurement(source, [], _analyses(job, source, parts), prompts[source.name])
-                _log_dataset(measured, parts, f"{precision} on {device}", log)
-                measured.parts.extend(evaluate_part(measured, part) for part in parts)
+            for measured in _evaluate_datasets(job, opened, encoders, backend or RetrievalBackend(), store):
                 decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
                 calibrations += write_calibrations(folder, measured, decisions, job, log)
                 directory.add(measured, decisions)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 for model in measured.models:
-                    on_result(model, source.name, {k: v for k, v in measured.metrics(model).items() if v is not None})
-                run.describe(_settings(results, device), _record(measured), {STAGE: "evaluate"})
+                    metrics = {name: value for name, value in measured.metrics(model).items() if value is not None}
+                    on_result(model, measured.source.name, metrics)
+                run.describe(_settings(results, device.type), _record(measured), {STAGE: "evaluate"})
             directory.finish()
             if report is not None:
                 report(folder)
@@ -179,6 +174,25 @@ def open_job(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[Evalu
     if job.forms:
         check_samples(job.forms, [part.dataset for _, parts in opened for part in parts])
     return opened
+
+
+def _evaluate_datasets(
+    job: EvaluationJob,
+    opened: Sequence[tuple[EvaluationDataset, list[OpenPart]]],
+    encoders: Encoders,
+    backend: RetrievalBackend,
+    store: MeasurementStore,
+) -> Iterator[DatasetMeasurement]:
+    """Evaluate all models on each data set, and yield its measurement."""
+    prompts = _dataset_prompts(job, encoders)
+    asks_bm25 = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
+    for source, parts in opened:
+        analyzed = {source.label(part.name): part.dataset.documents for part in parts if asks_bm25}
+        bm25 = {label: Analysis.of(documents).content() for label, documents in analyzed.items()}
+        measured = DatasetMeasurement(source, [], bm25, prompts[source.name])
+        _log_dataset(measured, parts, f"{job.precision} on {encoders.device_type}", store.log)
+        measured.parts.extend(_evaluate_part(job, encoders, backend, store, measured, part) for part in parts)
+        yield measured
 
 
 def _evaluate_part(
@@ -266,12 +280,6 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
     return lines
 
 
-def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
-    asked = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
-    measured = parts if asked else []
-    return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}
-
-
 def _log_dataset(
     measured: DatasetMeasurement, parts: Sequence[OpenPart], arithmetic: str, log: Callable[[str], None]
 ) -> None:
@@ -297,14 +305,14 @@ def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) 
     return lines
 
 
-def _settings(results: Results, device: torch.device) -> dict[str, Any]:
+def _settings(results: Results, device: str) -> dict[str, Any]:
     models = {
         name: {setting: value for setting, value in (options | results.systems[name]).items() if value is not None}
         if isinstance(options, dict)
         else options
         for name, options in results.request["models"].items()
     }
-    return {**results.request, "models": models, "device": device.type}
+    return {**results.request, "models": models, "device": device}
 
 
 def _record(measured: DatasetMeasurement) -> DatasetRecord:

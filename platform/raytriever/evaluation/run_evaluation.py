@@ -6,6 +6,7 @@ a long search stores its partial ranking. So an interrupted evaluation continues
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -83,7 +84,7 @@ def run_evaluation(
     check_output(output, results.request, fresh)
     check_writable(output)
     opened = open_job(job, log)
-    encoders = Encoders(job.models, precision, device, log)
+    encoders = Encoders(job.models, precision, device, log, backend=backend)
     results.systems = encoders.systems
     store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
     run = tracker()
@@ -91,7 +92,7 @@ def run_evaluation(
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
             directory = EvaluationDirectory(folder, results, job.calibration_split, job.models)
             calibrations: list[Calibrated] = []
-            for measured in _evaluate_datasets(job, opened, encoders, backend or RetrievalBackend(), store):
+            for measured in _evaluate_datasets(job, opened, encoders, store):
                 decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
                 calibrations += write_calibrations(folder, measured, decisions, job, log)
                 directory.add(measured, decisions)
@@ -180,7 +181,6 @@ def _evaluate_datasets(
     job: EvaluationJob,
     opened: Sequence[tuple[EvaluationDataset, list[OpenPart]]],
     encoders: Encoders,
-    backend: RetrievalBackend,
     store: MeasurementStore,
 ) -> Iterator[DatasetMeasurement]:
     """Evaluate all models on each data set, and yield its measurement."""
@@ -191,22 +191,17 @@ def _evaluate_datasets(
         bm25 = {label: Analysis.of(documents).content() for label, documents in analyzed.items()}
         measured = DatasetMeasurement(source, [], bm25, prompts[source.name])
         _log_dataset(measured, parts, f"{job.precision} on {encoders.device_type}", store.log)
-        measured.parts.extend(_evaluate_part(job, encoders, backend, store, measured, part) for part in parts)
+        measured.parts.extend(_evaluate_part(job, encoders, store, measured, part) for part in parts)
         yield measured
 
 
 def _evaluate_part(
-    job: EvaluationJob,
-    encoders: Encoders,
-    backend: RetrievalBackend,
-    store: MeasurementStore,
-    measured: DatasetMeasurement,
-    opened: OpenPart,
+    job: EvaluationJob, encoders: Encoders, store: MeasurementStore, measured: DatasetMeasurement, opened: OpenPart
 ) -> PartMeasurement:
     """Evaluate all models on a part of a data set, or read the results that an earlier command stored."""
     source, judged, chosen_on = measured.source, opened.judged, job.calibration_split
     part = PartMeasurement(opened.name, opened.dataset, judged[source.split], {}, {}, judged.get(chosen_on))
-    for model, system in _systems(job, encoders, backend, source, opened):
+    for model, system in _systems(job, encoders, source, opened):
         key = {
             "device": encoders.device_type,
             "system": [encoders.systems[model.name], system.digest],
@@ -232,7 +227,7 @@ def _evaluate_part(
 
 
 def _systems(
-    job: EvaluationJob, encoders: Encoders, backend: RetrievalBackend, source: EvaluationDataset, opened: OpenPart
+    job: EvaluationJob, encoders: Encoders, source: EvaluationDataset, opened: OpenPart
 ) -> Iterator[tuple[EvaluatedModel, PreparedSystem]]:
     """Yield each model with its system on a part of a data set. A variant shares the embeddings of its model."""
     chosen_on = job.calibration_split
@@ -240,7 +235,6 @@ def _systems(
         opened.dataset,
         encoders,
         lambda encoder: encoder.prompts_of(*source.prompt_names(opened.name)),
-        backend,
         (chosen_on, opened.judged[chosen_on]) if job.chooses_weights else None,
         source.protocol,
     )
@@ -306,19 +300,16 @@ def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) 
 
 
 def _settings(results: Results, device: str) -> dict[str, Any]:
-    models = {
-        name: {setting: value for setting, value in (options | results.systems[name]).items() if value is not None}
-        if isinstance(options, dict)
-        else options
-        for name, options in results.request["models"].items()
-    }
+    models = dict(results.request["models"])
+    for name, options in models.items():
+        if isinstance(options, dict):
+            models[name] = {k: value for k, value in (options | results.systems[name]).items() if value is not None}
     return {**results.request, "models": models, "device": device}
 
 
 def _record(measured: DatasetMeasurement) -> DatasetRecord:
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for part in measured.parts:
-        for name, count in part.dataset.counts().items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(part.dataset.counts())
     first = measured.parts[0].dataset
     return DatasetRecord(measured.source.name, next(iter(measured.source.parts.values())), first.digest, counts)

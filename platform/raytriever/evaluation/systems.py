@@ -70,8 +70,10 @@ class Encoders:
         device: torch.device,
         log: Callable[[str], None],
         kept_bytes: int = KEPT_BYTES,
+        backend: RetrievalBackend | None = None,
     ) -> None:
         self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
+        self.backend = backend or RetrievalBackend()
         self.device_type = device.type
         self._loaded: dict[str, TextEncoder] = {}  # the most recently used one is last
         self.systems: dict[str, dict[str, Any]] = {}

@@ -87,7 +87,10 @@ def run_index(
     Raises:
         UserError: an error that the user can correct, such as another index at `output`. Nothing is written.
     """
-    training_split = _training_split(config, split)
+    training_split = (config.training_split or _TRAINING_SPLIT) if config.index == "roargraph" else None
+    if training_split and training_split == split:
+        what = f"the graph is built from the queries of {training_split}, so their recall would be too high"
+        raise ConfigError(what, setting("split"), "choose another split")
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]
@@ -121,15 +124,6 @@ def run_index(
             seconds = perf_counter() - started
             meta |= save_index(folder, index, config.index)
     return result(index=index, seconds=seconds)
-
-
-def _training_split(config: IndexConfig, split: str | None) -> str | None:
-    """Return the split whose queries a RoarGraph is built from; raise `ConfigError` if it is the evaluated one."""
-    used = (config.training_split or _TRAINING_SPLIT) if config.index == "roargraph" else None
-    if used and used == split:
-        what = f"the graph is built from the queries of {used}, so their recall would be too high"
-        raise ConfigError(what, setting("split"), "choose another split")
-    return used
 
 
 def _check_capacity(config: IndexConfig, rows: int, width: int, output: Path) -> None:

@@ -73,7 +73,7 @@ def batch(rank: int, workers: int, device: torch.device, chunk: int | None) -> o
     from raytriever.losses.batch_and_temperature import copy_all
     from raytriever.losses.batch_relevance import GlobalIds, find_relevance
     from raytriever.models.packing import Buckets
-    from raytriever.training.worker_batch import Batch
+    from raytriever.training.batch_loader import Batch
 
     generator = torch.Generator().manual_seed(rank)
 

@@ -26,7 +26,7 @@ from statistics import mean, median
 import numpy as np
 
 from ends import End, parser, report
-from raytriever.cluster.worker_events import CheckpointEvent, StepEvent
+from raytriever.cluster.events_and_restarts import CheckpointEvent, StepEvent
 from raytriever.experiments.run.event_recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.run_state import IDENTITY

@@ -32,8 +32,8 @@ from grad_cache import take_step
 
 if TYPE_CHECKING:
     from raytriever.models.retriever import Retriever
+    from raytriever.training.batch_loader import Batch
     from raytriever.training.parallel.strategies import Strategy
-    from raytriever.training.worker_batch import Batch
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
 BATCH, LENGTH = 64, 128

@@ -56,9 +56,8 @@ from raytriever.experiments.study.claims import (
     above_on_average,
     every,
 )
-from raytriever.experiments.study.definition import Study
 from raytriever.experiments.study.outcome import seeds_of
-from raytriever.experiments.study.study_file import load_study
+from raytriever.experiments.study.study_file import Study, load_study
 from raytriever.experiments.study.train_arm import arm_folder
 
 FILE = Path(__file__).with_name("abstain.yaml")

@@ -18,7 +18,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.trec_runs import run_lines
 from raytriever.evaluation.evaluation_files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, REMOVED
-from raytriever.experiments.study.definition import AFTER
+from raytriever.experiments.study.study_file import AFTER
 from raytriever.metrics.answer_confidence import (
     COMBINED,
     DEPTH,

@@ -18,9 +18,9 @@ from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch_loader import Batch
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_settings import TrainingConfig
-from raytriever.training.worker_batch import Batch
 
 STEPS, STOP = 6, 4
 SHAPES = {"full": ("minilm", 64), "short": ("minilm", 64), "tiny": ("tiny", 4)}

@@ -33,13 +33,13 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch_loader import Batch, copy_to, wait_for_copy
 from raytriever.training.loop import build_strategy
 from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.step_metrics import Throughput, peak_flops
 from raytriever.training.training_settings import TrainingConfig
-from raytriever.training.worker_batch import Batch, copy_to, wait_for_copy
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
 RATIO = 1.3

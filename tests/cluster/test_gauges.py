@@ -13,9 +13,9 @@ import pytest
 import ray
 
 from raytriever.cluster import gauges
+from raytriever.cluster.events_and_restarts import CheckpointEvent, StepEvent
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges, with_ingest_gauges
 from raytriever.cluster.ray_session import ray_session
-from raytriever.cluster.worker_events import CheckpointEvent, StepEvent
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
 from raytriever.experiments.run.event_recorder import Recorder

@@ -22,12 +22,12 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import Buckets
+from raytriever.training.batch_loader import Batch
 from raytriever.training.loop import build_strategy
 from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel import deepspeed_zero
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.training_settings import TrainingConfig
-from raytriever.training.worker_batch import Batch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from allocations import allocated, encoder_of, live_bytes

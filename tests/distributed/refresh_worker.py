@@ -19,10 +19,9 @@ from raytriever.data.hard_negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.losses.distributed import current_workers
 from raytriever.models.checkpoint_model import WEIGHTS, read_slices, whole_tensors
-from raytriever.training.batch_loader import BatchSource
+from raytriever.training.batch_loader import Batch, BatchSource
 from raytriever.training.loop import train
 from raytriever.training.negative_refresh import RefreshPlan
-from raytriever.training.worker_batch import Batch
 
 STEPS, EVERY, LATE = 14, 3, 8
 

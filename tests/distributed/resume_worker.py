@@ -22,9 +22,8 @@ from raytriever.core.store.remote_folders import pull
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
-from raytriever.training.batch_loader import BatchSource
+from raytriever.training.batch_loader import Batch, BatchSource
 from raytriever.training.loop import train
-from raytriever.training.worker_batch import Batch
 
 STEPS = 8
 

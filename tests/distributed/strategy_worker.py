@@ -23,13 +23,13 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch_loader import Batch
 from raytriever.training.guide_encoder import Guide
 from raytriever.training.loop import build_strategy
 from raytriever.training.parallel.gradient_caching import Vote
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategies import Strategy, TrainingError, finite_or_refused
 from raytriever.training.training_settings import TrainingConfig
-from raytriever.training.worker_batch import Batch
 
 RATE = 1000.0
 KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "bce")  # one loss of each kind

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from raytriever.losses.loss import LossOutput
+from raytriever.training.batch_loader import Batch
 from raytriever.training.optimizer_and_schedule import set_learning_rate
 from raytriever.training.parallel.strategies import Strategy
-from raytriever.training.worker_batch import Batch
 
 
 def take_step(strategy: Strategy, batch: Batch, rate: float, number: int) -> tuple[LossOutput, Tensor]:

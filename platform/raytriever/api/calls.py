@@ -8,10 +8,10 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import disk_errors
 from raytriever.core.options import check_options
 from raytriever.core.paths import fetch_paths
+from raytriever.core.progress import activity
 from raytriever.core.store.commit import one_writer
 from raytriever.core.terminal import warn
 

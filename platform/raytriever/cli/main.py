@@ -19,10 +19,10 @@ from raytriever import __version__
 from raytriever.cli.commands import COMMANDS
 from raytriever.cli.suggestions import removed, suggest_for_command
 from raytriever.cluster.working_directory import enter_lasting_folder
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, StorageError, UserError, disk_errors, lost_gpu
 from raytriever.core.interruption import interruptible
 from raytriever.core.machine import safe_imports
+from raytriever.core.progress import activity
 from raytriever.core.store.lock import released_at_end
 from raytriever.core.terminal import STREAM, one_line, open_missing_streams, show, warn
 

@@ -32,9 +32,9 @@ from ray.exceptions import RayActorError
 from raytriever.cluster.gpus_and_placement import SPREAD, count_nodes
 from raytriever.cluster.ingest import deserialize_error, quiet_data_context, serialize_error
 from raytriever.cluster.ray_session import DriverContext, result_or_error
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, UserError
 from raytriever.core.machine import usable_cores
+from raytriever.core.progress import activity
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
 from raytriever.retrieval.index.exact_top_k import Corpus

@@ -1,4 +1,4 @@
-"""Event queue from the workers to the driver, in a Ray actor or in this process, and the restart policy.
+"""Events from the workers to the driver, their queue in a Ray actor or in this process, and the restart policy.
 
 Ray Train's own `report` is a barrier of all workers, which is too slow for every step. Here a worker sends an event and
 continues. The driver polls, shows progress, and is the only process that writes to the trackers. Only the thread that
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,94 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytriever.cluster.worker_events import RestartsExhausted, StepEvent
 from raytriever.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """Metrics of a training step, or of the validation on dev batches at that step."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ValidationEvent:
+    """Retrieval metrics of a step's checkpoint on dev data. Events of later steps may arrive earlier."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LogMessage:
+    """Line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LostWorker(LogMessage):
+    """Line about a worker that died or failed. Trackers store it as a tag of the run."""
+
+
+@dataclass(frozen=True)
+class StatusMessage:
+    """Activity of the first worker, such as `loading the encoder`, until its next step; shown if it takes long."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckpointEvent:
+    """The checkpoint of a step is written. It is committed once the driver has stored all earlier events."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class GroupWanted:
+    """The controller asks Ray for the processes of a worker group, perhaps again.
+
+    Args:
+        resources: resources that each process reserves, such as CPUs and GPUs.
+        room: number of these processes that the cluster had room for before the request.
+    """
+
+    workers: int
+    resources: Mapping[str, float]
+    room: int
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """All workers of a group have started. `hosts` has their hosts by rank."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RestartsExhausted:
+    """Worker groups failed too often without a new step.
+
+    Args:
+        process_died: True if a process died. Otherwise an exception was raised, which is a defect.
+    """
+
+    last_step: int
+    process_died: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class MissingWorkers:
+    """Number of workers that training waits for because the cluster has no room for them; 0 when all run."""
+
+    workers: int
+
+
+Event = StepEvent | ValidationEvent | LogMessage | StatusMessage | CheckpointEvent | MissingWorkers
+
 
 IDLE_RESTARTS = 3  # allowed number of consecutive restarts without a new step
 POLL_SECONDS = 0.25  # longest time between two polls of the driver

@@ -25,8 +25,8 @@ from raytriever.cluster.gauges import with_ingest_gauges
 from raytriever.cluster.ray_session import ray_session
 from raytriever.core.errors import DataError, ModelError, StorageError, UserError
 from raytriever.core.processes import TRIES
-from raytriever.core.store.attempts import Attempts
 from raytriever.core.store.disk import check_writable
+from raytriever.core.store.unfinished_parts import Attempts
 from raytriever.data.data_settings import SplitConfig
 from raytriever.data.dataset_statistics import describe
 from raytriever.data.formats.file_chunks import FileChunk, read_chunks

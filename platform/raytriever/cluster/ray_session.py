@@ -22,11 +22,11 @@ from ray.job_config import JobConfig
 from raytriever.cluster.gpus_and_placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.ray_private import head_address, kill_at_shutdown
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, UserError
 from raytriever.core.interruption import check_interrupted, signals_blocked
 from raytriever.core.machine import LONGEST_TEMPORARY, safe_imports, usable_cores
 from raytriever.core.paths import expanded
+from raytriever.core.progress import activity
 from raytriever.core.reading.json_and_yaml import parse_json
 from raytriever.core.store.lock import LockClaim, claims, join
 from raytriever.core.store.object_stores import COPIES, copies_folder, trust_stores

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import StorageError
+from raytriever.core.progress import activity
 from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store.cache import cache_folder
 from raytriever.core.store.commit import MANIFEST, Manifest, check_digests, check_files, read_manifest, write_atomically

@@ -24,10 +24,10 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int32, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError
 from raytriever.core.options import did_you_mean
 from raytriever.core.paths import NEGATIVES, PathKind
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
 from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.data.dataset import RetrievalDataset

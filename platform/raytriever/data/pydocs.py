@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.core.store.cache import cache_folder
 from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.core.store.disk import walk

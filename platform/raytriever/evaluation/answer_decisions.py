@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError
+from raytriever.core.progress import activity
 from raytriever.data.hashed_ids import key_of
 from raytriever.evaluation.evaluate_split import Evaluation, UnansweredRanking
 from raytriever.evaluation.kept_passages import PassageDecision, decide_passages, notes_on_passages

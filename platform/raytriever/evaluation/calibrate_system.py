@@ -17,9 +17,9 @@ from typing import cast
 import numpy as np
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError, StorageError
 from raytriever.core.paths import expanded
+from raytriever.core.progress import activity
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.store.disk import check_writable
 from raytriever.data.dataset import RetrievalDataset

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hashed_ids import normalize
 from raytriever.evaluation.protocol import (

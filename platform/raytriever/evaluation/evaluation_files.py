@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import StorageError, disk_errors
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import read_arrays
 from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store.commit import write_atomically

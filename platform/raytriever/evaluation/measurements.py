@@ -1,4 +1,4 @@
-"""Measurements of an evaluation: the models' results on one data set, and their store in `OUTPUT.unfinished`.
+"""Measurements of an evaluation: the results and costs of the models on one data set, and their store.
 
 Judgements refer to ids, so a copy of a relevant passage counts as not relevant, as in trec_eval. If many copies rank
 above their passages, the metrics are too pessimistic: people would accept the copies.
@@ -23,7 +23,10 @@ from raytriever.evaluation.differences.system_significance import testable_value
 from raytriever.evaluation.evaluate_split import Evaluation, UnansweredRanking
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
 from raytriever.evaluation.protocol import AUC, JudgedQueries
-from raytriever.evaluation.results import About, AnalysisAbout, AucRow, finite
+from raytriever.evaluation.requested_models import EvaluatedModel
+from raytriever.evaluation.result_tables import Cell, ReportTable, Rows
+from raytriever.evaluation.results import About, AnalysisAbout, AucRow, CostRow, finite
+from raytriever.evaluation.system_names import Reranking, encoders_of, nodes_of
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.pair_threshold import ScoredPools
 
@@ -227,3 +230,36 @@ def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:
             bounds = finite(one.low), finite(one.high)
             rows.append(AucRow(measured.source.name, model, one.auc, *bounds, one.misordered, one.note))
     return rows
+
+
+_NOTE = "Passages and queries together. The search is that of all queries, after the passages were encoded or indexed."
+
+
+def cost_rows(dataset: str, parts: Sequence[PartMeasurement], models: Sequence[EvaluatedModel]) -> list[CostRow]:
+    """Return the cost of each system on a data set. A variant of embeddings costs as much as its model."""
+    rows = []
+    for model in models:
+        texts = pairs = 0
+        for part in parts:
+            documents, queries = len(part.dataset.documents), len(part.judged.queries)
+            texts += len(encoders_of(model.system)) * (documents + queries)
+            nodes = nodes_of(model.system)
+            pairs += sum(queries * min(node.depth, documents) for node in nodes if isinstance(node, Reranking))
+        seconds = sum(part.evaluations[model.name].search_seconds for part in parts)
+        rows.append(CostRow(dataset, model.name, texts, pairs, round(seconds, 3)))
+    return rows
+
+
+def cost_table(rows: Sequence[CostRow]) -> ReportTable:
+    """Return the table of the costs."""
+    cells: Rows = [
+        [
+            row.dataset,
+            row.model,
+            *(Cell(f"{count:,}", float(count)) for count in (row.texts, row.pairs)),
+            Cell(f"{row.seconds:.2f}", row.seconds),
+        ]
+        for row in rows
+    ]
+    columns = ["data set", "model", "texts encoded", "pairs scored", "seconds of search"]
+    return ReportTable("Cost", columns, cells, _NOTE)

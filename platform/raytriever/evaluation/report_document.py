@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from raytriever.core.terminal import markdown_cell, one_line, text_table
 from raytriever.evaluation.differences.system_significance import CORRECTED, marks_legend, pair_lines, pairs_with
 from raytriever.evaluation.kept_passages import KEPT_ABOUT, KEPT_TITLES, kept_cells
+from raytriever.evaluation.measurements import cost_table
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
 from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
-from raytriever.evaluation.system_costs import cost_table
 from raytriever.metrics.intervals import Proportion
 from raytriever.retrieval.mining.bm25_analyzer import analyzer_line
 from raytriever.tracking.tracker import Point, points_now

@@ -152,8 +152,8 @@ class EvaluationJob:
         """The requested variants of embeddings."""
         return [model.form for model in self.models if model.form]
 
-    def content(self, precision: str) -> dict[str, Any]:
-        """Return everything that decides the results, for `results.json`. `precision` is the precision in use."""
+    def content(self) -> dict[str, Any]:
+        """Return everything that decides the results, for `results.json`. The job names the precision in use."""
         return {
             "models": {model.name: describe_system(model.system) for model in self.models if not model.form},
             "data sets": {
@@ -172,7 +172,7 @@ class EvaluationJob:
             "confidence": self.confidence if self.aims else None,
             **({"removed": self.removed} if self.removed else {}),
             **({"foreign": list(self.foreign)} if self.foreign else {}),
-            "precision": precision,
+            "precision": self.precision,
             **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
         }
 

@@ -6,13 +6,13 @@ a long search stores its partial ranking. So an interrupted evaluation continues
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from numpy import ndarray
 
 from raytriever.core.errors import flag_of
@@ -33,21 +33,21 @@ from raytriever.evaluation.measurements import (
     MeasurementStore,
     PartMeasurement,
     auc_rows,
+    cost_rows,
 )
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
 from raytriever.evaluation.quantized_variants import FormSystem, check_samples, form_rows
 from raytriever.evaluation.report_document import document, points_of
 from raytriever.evaluation.requested_models import (
+    EvaluatedModel,
     EvaluationJob,
     OpenPart,
-    StoredForm,
     add_foreign_questions,
     check_enough_questions,
     open_parts,
 )
 from raytriever.evaluation.result_tables import latex
 from raytriever.evaluation.results import Results, as_read, check_output
-from raytriever.evaluation.system_costs import cost_rows
 from raytriever.evaluation.system_names import Bm25, encoders_of, has_weight, nodes_of
 from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend
 from raytriever.models.device_and_precision import choose_precision, default_device
@@ -66,7 +66,7 @@ def run_evaluation(
     log: Callable[[str], None],
     backend: RetrievalBackend | None = None,
     report: Callable[[Path], None] | None = None,
-    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
+    on_result: Callable[[str, str, Mapping[str, float]], None] = lambda model, dataset, metrics: None,
 ) -> Results:
     """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
 
@@ -79,44 +79,33 @@ def run_evaluation(
     """
     device = default_device()
     precision = choose_precision(job.precision, device)
-    job = replace(job, datasets=rename_duplicates(job.datasets))
-    request = as_read(job.content(precision))
-    check_output(output, request, fresh)
+    job = replace(job, datasets=rename_duplicates(job.datasets), precision=precision)
+    results = Results(missing=list(job.missing), baselines=list(job.baselines), request=as_read(job.content()))
+    check_output(output, results.request, fresh)
     check_writable(output)
     opened = open_job(job, log)
-    encoders = Encoders(job.models, precision, device, log)
-    prompts = _dataset_prompts(job, encoders)
-    results = Results(
-        missing=list(job.missing), systems=encoders.systems, baselines=list(job.baselines), request=request
-    )
-    calibrations: list[Calibrated] = []
+    encoders = Encoders(job.models, precision, device, log, backend=backend)
+    results.systems = encoders.systems
     store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
-            directory = EvaluationDirectory(folder, results, job.calibration_split, job.forms)
-            for source, parts in opened:
-                measured = DatasetMeasurement(source, [], _analyses(job, source, parts), prompts[source.name])
-                _log_dataset(measured, parts, f"{precision} on {device}", log)
-                for part in parts:
-                    measured.parts.append(_measure(part, measured, job, encoders, backend or RetrievalBackend(), store))
-                decisions = []
-                if job.aims:
-                    decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
-                    calibrations += write_calibrations(folder, measured, decisions, job, log)
+            directory = EvaluationDirectory(folder, results, job.calibration_split, job.models)
+            calibrations: list[Calibrated] = []
+            for measured in _evaluate_datasets(job, opened, encoders, store):
+                decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
+                calibrations += write_calibrations(folder, measured, decisions, job, log)
                 directory.add(measured, decisions)
-                results.costs += cost_rows(source.name, measured.parts, job.models)
-                if on_result is not None:
-                    for model, sets in results.models.items():
-                        metrics = sets[source.name].items()
-                        on_result(model, source.name, {name: value for name, value in metrics if value is not None})
                 results.quarantined += _write_quarantine(measured, folder, output)
-                run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
+                for model in measured.models:
+                    metrics = {name: value for name, value in measured.metrics(model).items() if value is not None}
+                    on_result(model, measured.source.name, metrics)
+                run.describe(_settings(results, device.type), _record(measured), {STAGE: "evaluate"})
             directory.finish()
             if report is not None:
                 report(folder)
-            if calibrations:  # write them before the commit, after which the same command would do nothing
-                save_calibrations(calibrations, output, log)
+            # Write them before the commit, after which the same command would do nothing.
+            save_calibrations(calibrations, output, log)
         remove(store.folder)
         run.log(points_of(results))
         for child in sorted(output.iterdir()):
@@ -133,12 +122,13 @@ class EvaluationDirectory:
     Args:
         results: results to which `add` appends rows and `finish` the tests.
         chosen_on: split that was requested for choosing thresholds.
+        models: systems whose costs are listed, with the variants of their embeddings.
     """
 
     folder: Path
     results: Results
     chosen_on: str = "dev"
-    forms: Sequence[StoredForm] = ()
+    models: Sequence[EvaluatedModel] = ()
     _values: dict[str, dict[str, dict[str, ndarray]]] = field(default_factory=dict)
 
     def add(self, measured: DatasetMeasurement, decisions: Sequence[ModelDecision] = ()) -> None:
@@ -154,8 +144,9 @@ class EvaluationDirectory:
         if decisions:
             results.thresholds += threshold_rows(measured, decisions, self.chosen_on)
             results.confidences += confidence_rows(measured, decisions, self.chosen_on)
-        if self.forms:
-            results.forms += form_rows(measured, self.forms, results.systems, results.thresholds)
+        forms = [model.form for model in self.models if model.form]
+        results.forms += form_rows(measured, forms, results.systems, results.thresholds)
+        results.costs += cost_rows(name, measured.parts, self.models)
         write_measured_files(self.folder, measured)
 
     def finish(self) -> None:
@@ -186,35 +177,31 @@ def open_job(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[Evalu
     return opened
 
 
-def _measure(
-    opened: OpenPart,
-    measured: DatasetMeasurement,
+def _evaluate_datasets(
     job: EvaluationJob,
+    opened: Sequence[tuple[EvaluationDataset, list[OpenPart]]],
     encoders: Encoders,
-    backend: RetrievalBackend,
     store: MeasurementStore,
+) -> Iterator[DatasetMeasurement]:
+    """Evaluate all models on each data set, and yield its measurement."""
+    prompts = _dataset_prompts(job, encoders)
+    asks_bm25 = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
+    for source, parts in opened:
+        analyzed = {source.label(part.name): part.dataset.documents for part in parts if asks_bm25}
+        bm25 = {label: Analysis.of(documents).content() for label, documents in analyzed.items()}
+        measured = DatasetMeasurement(source, [], bm25, prompts[source.name])
+        _log_dataset(measured, parts, f"{job.precision} on {encoders.device_type}", store.log)
+        measured.parts.extend(_evaluate_part(job, encoders, store, measured, part) for part in parts)
+        yield measured
+
+
+def _evaluate_part(
+    job: EvaluationJob, encoders: Encoders, store: MeasurementStore, measured: DatasetMeasurement, opened: OpenPart
 ) -> PartMeasurement:
     """Evaluate all models on a part of a data set, or read the results that an earlier command stored."""
-    source = measured.source
-    chosen_on = opened.judged.get(job.calibration_split)
-    part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
-    opener = SystemOpener(
-        part.dataset,
-        encoders,
-        lambda encoder: encoder.prompts_of(*source.prompt_names(opened.name)),
-        backend,
-        (job.calibration_split, opened.judged[job.calibration_split]) if job.chooses_weights else None,
-        source.protocol,
-    )
-    dense: dict[str, DenseSystem] = {}
-    for model in job.models:
-        system: PreparedSystem
-        if model.form is not None:
-            system = FormSystem(dense[model.form.model], model.form)
-        else:
-            system = opener.open(model.system)
-            if isinstance(system, DenseSystem):
-                dense[model.name] = system
+    source, judged, chosen_on = measured.source, opened.judged, job.calibration_split
+    part = PartMeasurement(opened.name, opened.dataset, judged[source.split], {}, {}, judged.get(chosen_on))
+    for model, system in _systems(job, encoders, source, opened):
         key = {
             "device": encoders.device_type,
             "system": [encoders.systems[model.name], system.digest],
@@ -222,29 +209,52 @@ def _measure(
             "encoders": [encoders[one].digest(one, side) for one in encoders_of(model.system) for side in SIDES],
             "dataset": [part.dataset.digest, part.dataset.location],
         }
-        targets = [(source.split, source.protocol, part.evaluations)]
         is_calibrated = bool(job.aims) and model.name in (job.calibrated or [model.name])
-        if is_calibrated and job.calibration_split != source.split:
-            targets.append((job.calibration_split, replace(source.protocol, metrics=(AUC,)), part.calibration))
-        for split, protocol, evaluations in targets:
-            whole_key = {**key, "split": split, "protocol": asdict(protocol)}
-            judged = opened.judged[split]
-            if isinstance(system, FormSystem):
-                system.kept = protocol.kept_of(judged.relevance)
-            measure = partial(_evaluate, system, part.dataset, split, protocol, judged)
-            found = store.get(model.name, source.label(opened.name), split, whole_key, measure)
-            notes = [_SAME_QUERIES] if is_calibrated and has_weight(model.system) else []
-            evaluations[model.name] = replace(found, notes=[*found.notes, *notes])
+        notes = [_SAME_QUERIES] if is_calibrated and has_weight(model.system) else []
+        protocols, evaluations = {source.split: source.protocol}, {}
         if is_calibrated:
-            part.calibration.setdefault(model.name, part.evaluations[model.name])
+            protocols.setdefault(chosen_on, replace(source.protocol, metrics=(AUC,)))
+        for split, protocol in protocols.items():
+            measure = partial(_evaluate, system, part.dataset, split, protocol, judged[split])
+            whole_key = {**key, "split": split, "protocol": asdict(protocol)}
+            found = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+            evaluations[split] = replace(found, notes=[*found.notes, *notes])
+        part.evaluations[model.name] = evaluations[source.split]
+        if is_calibrated:
+            part.calibration[model.name] = evaluations[chosen_on]
             measured.digests[model.name] = system.digest
     return part
+
+
+def _systems(
+    job: EvaluationJob, encoders: Encoders, source: EvaluationDataset, opened: OpenPart
+) -> Iterator[tuple[EvaluatedModel, PreparedSystem]]:
+    """Yield each model with its system on a part of a data set. A variant shares the embeddings of its model."""
+    chosen_on = job.calibration_split
+    opener = SystemOpener(
+        opened.dataset,
+        encoders,
+        lambda encoder: encoder.prompts_of(*source.prompt_names(opened.name)),
+        (chosen_on, opened.judged[chosen_on]) if job.chooses_weights else None,
+        source.protocol,
+    )
+    dense: dict[str, DenseSystem] = {}
+    for model in job.models:
+        if model.form is not None:
+            yield model, FormSystem(dense[model.form.model], model.form)
+            continue
+        system = opener.open(model.system)
+        if isinstance(system, DenseSystem):
+            dense[model.name] = system
+        yield model, system
 
 
 def _evaluate(
     system: PreparedSystem, dataset: RetrievalDataset, split: str, protocol: Protocol, judged: JudgedQueries
 ) -> Evaluation:
     """Evaluate a system. The search time excludes the preparation of the documents."""
+    if isinstance(system, FormSystem):
+        system.kept = protocol.kept_of(judged.relevance)
     system.prepare()
     evaluation = evaluate(dataset, split, system, protocol, judged)
     return replace(evaluation, notes=[*notes_of(system), *evaluation.notes])
@@ -262,12 +272,6 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
             if any(one.query_name or one.passage_name for one in prompts):
                 lines[name][model.name] = "; ".join(map(str, prompts))
     return lines
-
-
-def _analyses(job: EvaluationJob, source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
-    asked = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
-    measured = parts if asked else []
-    return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in measured}
 
 
 def _log_dataset(
@@ -295,20 +299,17 @@ def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) 
     return lines
 
 
-def _settings(request: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
-    models = {
-        name: {setting: value for setting, value in (options | encoders.systems[name]).items() if value is not None}
-        if isinstance(options, dict)
-        else options
-        for name, options in request["models"].items()
-    }
-    return {**request, "models": models, "device": device.type}
+def _settings(results: Results, device: str) -> dict[str, Any]:
+    models = dict(results.request["models"])
+    for name, options in models.items():
+        if isinstance(options, dict):
+            models[name] = {k: value for k, value in (options | results.systems[name]).items() if value is not None}
+    return {**results.request, "models": models, "device": device}
 
 
 def _record(measured: DatasetMeasurement) -> DatasetRecord:
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for part in measured.parts:
-        for name, count in part.dataset.counts().items():
-            counts[name] = counts.get(name, 0) + count
+        counts.update(part.dataset.counts())
     first = measured.parts[0].dataset
     return DatasetRecord(measured.source.name, next(iter(measured.source.parts.values())), first.digest, counts)

@@ -64,9 +64,15 @@ class Encoders:
     """
 
     def __init__(
-        self, models: Sequence[EvaluatedModel], precision: str, device: torch.device, log: Callable[[str], None]
+        self,
+        models: Sequence[EvaluatedModel],
+        precision: str,
+        device: torch.device,
+        log: Callable[[str], None],
+        backend: RetrievalBackend | None = None,
     ) -> None:
         self._precision, self._device = precision, device
+        self.backend = backend or RetrievalBackend()
         self.device_type = device.type
         self._loaded: dict[str, TextEncoder] = {}  # the most recently used one is last
         self.systems: dict[str, dict[str, Any]] = {}

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, ModelError, setting
 from raytriever.core.paths import expanded
+from raytriever.core.progress import activity
 from raytriever.core.store.commit import sha256_of
 from raytriever.models.directory.hub_or_local import HUB_FILES
 from raytriever.models.directory.model_files import REMEDY, check_loaded, check_tokens, load_weights

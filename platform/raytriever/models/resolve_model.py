@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, ModelError
 from raytriever.core.paths import expanded
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import open_tensors
 from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import MANIFEST, committed_directory, complete, sha256_of

@@ -18,8 +18,8 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, ModelError, setting
+from raytriever.core.progress import activity
 from raytriever.models import packed_attention
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, prompt_table

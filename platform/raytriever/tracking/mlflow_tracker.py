@@ -19,9 +19,9 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, StorageError, disk_errors, setting
 from raytriever.core.masking import masked
+from raytriever.core.progress import activity
 from raytriever.core.store.disk import check_writable
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun
 

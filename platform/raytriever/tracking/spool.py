@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import StorageError, UserError
+from raytriever.core.progress import activity
 from raytriever.core.store.disk import files_below
 from raytriever.core.terminal import warn
 from raytriever.tracking.mlflow_tracker import flatten

@@ -1,9 +1,10 @@
-"""Loader: it makes the batch of each step, in a thread that runs ahead of the training loop.
+"""Batches of the steps, and the loader that makes them in a thread that runs ahead of the training loop.
 
 1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
 2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
 3. The thread prepares at most `depth` batches ahead. It measures how long a step waited for its batch.
-4. The thread also counts the tokens and FLOPs of a batch, and copies it to the device (`worker_batch`).
+4. The thread also counts the tokens and FLOPs of a batch. The batch goes to a GPU in one copy from pinned memory, on a
+   separate stream, while the GPU computes an earlier step. The step's stream waits for the copy, the CPU does not.
 
 The loader is a thread, not a process: slicing memory-mapped tokens takes one or two milliseconds, less than sending a
 batch between processes. It calls numpy rather than torch, which would give each thread its own pool of threads."""
@@ -11,23 +12,92 @@ batch between processes. It calls numpy rather than torch, which would give each
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from time import perf_counter
 from typing import Generic, Self, TypeVar
 
+import torch
+from torch import Tensor
+
 from raytriever.data.dataset import Tokens
 from raytriever.data.hard_negatives import NegativesTable
 from raytriever.data.sampling.batch_order import Order, worker_slice
 from raytriever.data.sampling.teacher_scores import TeacherTable
 from raytriever.data.sampling.training_examples import Examples
+from raytriever.losses.batch_and_temperature import RowRelevance, copy_all
 from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.models.packing import Buckets, move
+from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever
 from raytriever.training.guide_encoder import GuideTexts
-from raytriever.training.worker_batch import Batch
+
+Passes = Sequence[tuple[Buckets, Side]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One worker's share of a global batch.
+
+    Args:
+        queries, passages: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
+        relevance: positives of the queries in the global batch, and pairs that are not negatives.
+        chunk: maximum number of tokens of a chunk, padding included; None without gradient caching.
+        version: refresh round whose hard negatives the batch uses; 0 for the initial table.
+        guide: the same texts as the guide reads them; empty without a guide.
+        work: tokens and FLOPs of this share.
+        copied: CUDA event that marks the end of the copy to a GPU; None on a CPU.
+    """
+
+    queries: Buckets
+    passages: Buckets
+    relevance: RowRelevance
+    chunk: int | None = None
+    version: int = 0
+    guide: Passes = ()
+    work: tuple[float, float] = (0.0, 0.0)
+    copied: torch.cuda.Event | None = None
+
+    def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with each tensor replaced by `copy(tensor)`, in a fixed order; `lengths` are kept."""
+
+        def copy_texts(texts: Buckets) -> Buckets:
+            return Buckets([move(bucket, copy) for bucket in texts.buckets], copy(texts.indices))
+
+        return replace(
+            self,
+            queries=copy_texts(self.queries),
+            passages=copy_texts(self.passages),
+            relevance=self.relevance.map(copy),
+            guide=[(copy_texts(texts), side) for texts, side in self.guide],
+        )
+
+
+def copy_to(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None) -> Batch:
+    """Start to copy a batch to a device, for a GPU on the given stream; any thread may call this."""
+    if stream is None:
+        return copy_all(batch.map, device)
+    with torch.cuda.stream(stream):
+        return replace(copy_all(batch.map, device), copied=stream.record_event())
+
+
+def wait_for_copy(batch: Batch) -> Batch:
+    """Make the current stream of the batch's device wait for the copy; the CPU does not wait."""
+    if batch.copied is None:
+        return batch
+    stream = torch.cuda.current_stream(batch.queries.indices.device)
+    stream.wait_event(batch.copied)
+
+    def use(tensor: Tensor) -> Tensor:
+        # The memory was allocated on the copy stream. Without this, it could be reused before this stream has read it.
+        tensor.record_stream(stream)
+        return tensor
+
+    return batch.map(use)
+
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead

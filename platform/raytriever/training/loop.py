@@ -29,7 +29,7 @@ from raytriever.models.directory.model_files import first_line
 from raytriever.models.encoder import check_precision, set_dropout
 from raytriever.models.retriever import Retriever
 from raytriever.training.background_jobs import BackgroundJob, all_texts
-from raytriever.training.batch_loader import BatchSource, Prefetcher, SourceVersions
+from raytriever.training.batch_loader import Batch, BatchSource, Prefetcher, SourceVersions, copy_to, wait_for_copy
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.dev_validation import ValidationJob, ValidationPlan
@@ -45,7 +45,6 @@ from raytriever.training.parallel.objective import Objective, with_default_opera
 from raytriever.training.parallel.strategies import HostValues, Replicas, Strategy
 from raytriever.training.step_metrics import StepReports, Stopwatch, StragglerWatch, Throughput
 from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
-from raytriever.training.worker_batch import Batch, copy_to, wait_for_copy
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,8 @@ from raytriever.training.background_jobs import (
     JobStatus,
     broadcast_json,
 )
-from raytriever.training.batch_loader import PREFETCH_DEPTH, SourceVersions
+from raytriever.training.batch_loader import PREFETCH_DEPTH, Batch, SourceVersions
 from raytriever.training.checkpoint import Progression, checkpoint_path
-from raytriever.training.worker_batch import Batch
 
 ROUNDS = "rounds.json"
 _REMEDY = f"give another {setting('output')}"

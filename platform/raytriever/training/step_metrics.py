@@ -20,8 +20,8 @@ from torch import nn
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.models.packing import lengths_of
+from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.strategies import HostValues, finite_or_refused
-from raytriever.training.worker_batch import Batch
 
 WINDOW = 20  # steps
 EXCESS = 0.3  # fraction of the others' median; a smaller difference is not logged

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from raytriever.cluster.events_and_restarts import EventQueueActor, InlineEventQueue
-from raytriever.cluster.worker_events import CheckpointEvent, LogMessage, RestartsExhausted, StepEvent
+from raytriever.cluster.events_and_restarts import (
+    CheckpointEvent,
+    EventQueueActor,
+    InlineEventQueue,
+    LogMessage,
+    RestartsExhausted,
+    StepEvent,
+)
 from raytriever.core.errors import ConfigError
 
 

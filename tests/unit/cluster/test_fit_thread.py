@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raytriever.cluster.train.fit_thread import FitThread
+from raytriever.cluster.train.trainer import FitThread
 from raytriever.core.interruption import interruptible
 
 

@@ -14,9 +14,9 @@ from ray import cloudpickle
 
 from raytriever import __version__
 from raytriever.cluster import ray_session as session
+from raytriever.cluster.events_and_restarts import GroupStarted
 from raytriever.cluster.ray_session import ray_session
 from raytriever.cluster.train.controller_callbacks import GroupReports, _version_reader
-from raytriever.cluster.worker_events import GroupStarted
 from raytriever.core.errors import ConfigError
 
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from raytriever.cluster.events_and_restarts import Event, GroupStarted, GroupWanted, MissingWorkers, StatusMessage
 from raytriever.cluster.train import trainer
-from raytriever.cluster.train.trainer import ClusterError, Wait
-from raytriever.cluster.worker_events import Event, GroupWanted, MissingWorkers, StatusMessage
+from raytriever.cluster.train.trainer import ClusterError, GroupEvents
 from raytriever.training.parallel.strategies import TrainingError
 
 
@@ -35,10 +35,10 @@ def lines(events: list[Event]) -> list[str | int]:
 
 def test_what_is_missing_is_shown_once_and_again_when_it_changes(room: list[int]) -> None:
     events: list[Event] = []
-    wait = Wait(5, events.append)
+    wait = GroupEvents(5, events.append)
     wait.check(events.append)  # nothing is waited for
-    wait.begin(wanted(1))
-    wait.begin(wanted(1))  # Ray Train asks again
+    wait.handle(wanted(1))
+    wait.handle(wanted(1))  # Ray Train asks again
     wait.check(events.append)
     assert lines(events) == ["waiting for 2 workers, the cluster has room for 1; gives up at T", 1]
     room[0] = 0  # the group has reserved a node that has just joined
@@ -48,23 +48,23 @@ def test_what_is_missing_is_shown_once_and_again_when_it_changes(room: list[int]
     wait._next_look = 0
     wait.check(events.append)
     assert lines(events)[2:] == ["starting the workers", 0]
-    wait.end()
+    wait.handle(GroupStarted(()))
     assert lines(events)[4:] == [0]
     wait.check(events.append)
     assert len(events) == 5
 
 
 def test_a_wait_without_room_ends_with_the_number_that_has_room(room: list[int]) -> None:
-    wait = Wait(0, lambda event: None)
-    wait.begin(wanted(1))
+    wait = GroupEvents(0, lambda event: None)
+    wait.handle(wanted(1))
     message = "the Ray cluster: had room for 1 of 2 workers for 0 minutes; add nodes, lower num_workers, or wait longer"
     with pytest.raises(ClusterError, match=re.escape(message)):
         wait.check(lambda event: None)
 
 
 def test_a_wait_with_room_ends_as_deaths_of_workers(room: list[int]) -> None:
-    wait = Wait(0, lambda event: None)
-    wait.begin(wanted(2))
+    wait = GroupEvents(0, lambda event: None)
+    wait.handle(wanted(2))
     with pytest.raises(TrainingError, match="workers died as they started, for 0 minutes"):
         wait.check(lambda event: None)
 
@@ -72,14 +72,14 @@ def test_a_wait_with_room_ends_as_deaths_of_workers(room: list[int]) -> None:
 def test_the_time_counts_from_the_first_request_of_a_group(monkeypatch: pytest.MonkeyPatch, room: list[int]) -> None:
     now = [0.0]
     monkeypatch.setattr(trainer.time, "monotonic", lambda: now[0])
-    wait = Wait(1, lambda event: None)
-    wait.begin(wanted(1))
+    wait = GroupEvents(1, lambda event: None)
+    wait.handle(wanted(1))
     now[0] = 50
-    wait.begin(wanted(1))
+    wait.handle(wanted(1))
     wait.check(lambda event: None)
     now[0] = 61
     with pytest.raises(ClusterError):
         wait.check(lambda event: None)
-    wait.end()
-    wait.begin(wanted(1))  # of the next group
+    wait.handle(GroupStarted(()))
+    wait.handle(wanted(1))  # of the next group
     wait.check(lambda event: None)

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from raytriever.core import activity as module
-from raytriever.core.activity import activity
-from raytriever.core.progress import Progress
+from raytriever.core import progress as module
+from raytriever.core.progress import Progress, activity
 from raytriever.core.terminal import show, warn, write_line
 
 
@@ -48,7 +47,7 @@ class Clock(threading.Condition):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    for name in ("activity", "progress", "terminal"):
+    for name in ("progress", "terminal"):
         monkeypatch.setattr(f"raytriever.core.{name}.time", SimpleNamespace(monotonic=lambda: clock.now))
     reporter = module._Reporter()
     reporter._changed = clock

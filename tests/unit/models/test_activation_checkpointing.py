@@ -17,8 +17,8 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.worker_batch import Batch
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 CHUNK = 90  # tokens

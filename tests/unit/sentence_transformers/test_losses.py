@@ -47,8 +47,8 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.sentence_transformers import losses
 from raytriever.sentence_transformers.text_relevance import batch_relevance, text_ids
+from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.worker_batch import Batch
 
 
 @pytest.fixture(scope="module")

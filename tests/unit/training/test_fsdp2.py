@@ -22,13 +22,13 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import load_retriever
+from raytriever.training.batch_loader import Batch
 from raytriever.training.loop import build_strategy
 from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel import fsdp2
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategies import Strategy
 from raytriever.training.training_settings import TrainingConfig
-from raytriever.training.worker_batch import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TEXTS, CHUNK = 12, 60  # texts of each side, tokens

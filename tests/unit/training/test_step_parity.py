@@ -21,8 +21,8 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.worker_batch import Batch
 
 PAIRS, TEMPERATURE = 12, 0.05
 QUERIES = [text_of(3 + number, seed=number) for number in range(PAIRS)]

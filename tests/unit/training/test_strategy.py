@@ -18,11 +18,11 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.checkpoint_model import Slice, whole_tensors
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.training.batch_loader import Batch
 from raytriever.training.loop import build_strategy
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategies import HostValues, Strategy, TrainingError, finite_or_refused
 from raytriever.training.training_settings import TrainingConfig
-from raytriever.training.worker_batch import Batch
 
 CPU = torch.device("cpu")
 TEXTS, TOKENS = 48, 28  # texts of each side, tokens of the longest

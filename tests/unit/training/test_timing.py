@@ -13,6 +13,7 @@ from torch import nn
 
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
+from raytriever.training.batch_loader import Batch
 from raytriever.training.loop import train
 from raytriever.training.step_metrics import (
     PHASES,
@@ -24,7 +25,6 @@ from raytriever.training.step_metrics import (
     flops_of,
     peak_flops,
 )
-from raytriever.training.worker_batch import Batch
 
 CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import UserCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
+from raytriever.cluster.events_and_restarts import GroupStarted, GroupWanted, LostWorker
 from raytriever.cluster.gpus_and_placement import room_for
 from raytriever.cluster.train.network_interface import LOST_PEER, choose_interface
-from raytriever.cluster.worker_events import GroupStarted, GroupWanted, LostWorker
 from raytriever.core.errors import ConfigError, lost_gpu
 
 

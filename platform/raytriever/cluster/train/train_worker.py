@@ -18,13 +18,19 @@ from ray.train.torch import get_device
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raytriever.cluster.events_and_restarts import EventQueue
+from raytriever.cluster.events_and_restarts import (
+    CheckpointEvent,
+    EventQueue,
+    LogMessage,
+    StatusMessage,
+    StepEvent,
+    ValidationEvent,
+)
 from raytriever.cluster.gauges import Gauges, run_label
 from raytriever.cluster.ray_session import DriverContext
 from raytriever.cluster.train.job_actors import NEGATIVES, ActorClient, ThreadClient, kept_rows
 from raytriever.cluster.train.mining_round import CHECKPOINTS, MiningRounds
 from raytriever.cluster.train.validate_checkpoint import DevSet, Validations, digest_of
-from raytriever.cluster.worker_events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
 from raytriever.core.errors import DataError, StorageError, UserError, flag_of
 from raytriever.core.machine import usable_cores
 from raytriever.core.store.commit import committed_directory, is_committed

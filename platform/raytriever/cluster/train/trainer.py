@@ -2,41 +2,53 @@
 
 The training loop writes its own checkpoints. Ray Train's state is discarded after each call, because a damaged state
 file would prevent the next start. If the group starts again, after a worker died or because the cluster changed its
-size, it resumes from the newest complete checkpoint."""
+size, it resumes from the newest complete checkpoint.
+
+`fit` of Ray Train and Ray Tune runs on a thread. On the main thread it would handle Ctrl-C itself; so an interruption
+reaches the waiting main thread. It ends `fit` before the Ray session ends; otherwise a call of Ray would crash the
+process. Ray Train restarts a group that failed during its creation or during training, but ends `fit` if a worker dies
+in between, so `fit` is repeated here."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from raytriever.cluster.events_and_restarts import open_event_queue, open_inline_queue
-from raytriever.cluster.gpus_and_placement import count_gpus, room_for
-from raytriever.cluster.ray_session import DriverContext
-from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupReports
-from raytriever.cluster.train.fit_thread import fit
-from raytriever.cluster.train.job_actors import start_evaluator, start_miner
-from raytriever.cluster.train.network_interface import UNREACHABLE, VARIABLES
-from raytriever.cluster.train.train_worker import TrainingJob, WorkerJob, train_worker
-from raytriever.cluster.worker_events import (
+from raytriever.cluster.events_and_restarts import (
     Event,
+    EventQueue,
     GroupStarted,
     GroupWanted,
     LogMessage,
     MissingWorkers,
+    OpenQueue,
     RestartsExhausted,
     StatusMessage,
+    open_event_queue,
+    open_inline_queue,
 )
+from raytriever.cluster.gpus_and_placement import count_gpus, room_for
+from raytriever.cluster.ray_private import forbid_auto_connect
+from raytriever.cluster.ray_session import DriverContext
+from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupReports, end_controller
+from raytriever.cluster.train.job_actors import start_evaluator, start_miner
+from raytriever.cluster.train.network_interface import UNREACHABLE, VARIABLES
+from raytriever.cluster.train.train_worker import TrainingJob, WorkerJob, train_worker
 from raytriever.core.errors import UserError, setting
+from raytriever.core.interruption import check_interrupted
 from raytriever.core.store.remote_folders import pull
 from raytriever.tracking.step_log import read_curve
 from raytriever.training.parallel.strategies import TrainingError
@@ -48,10 +60,11 @@ class ClusterError(UserError):
     """The cluster lacks resources for the run."""
 
 
-class Wait:
-    """Limit and report the wait for the workers of a group, from the first request until all have started.
+class GroupEvents:
+    """Handler of a training's events: it keeps the one that ends the training, and passes those for the user to `show`.
 
-    Ray Train itself repeats its request without a limit and without a message.
+    It limits and reports the wait for the workers of a group, from the first request until all have started. Ray Train
+    itself repeats its request without a limit and without a message.
     """
 
     def __init__(self, minutes: float, show: Callable[[Event], None]) -> None:
@@ -59,8 +72,21 @@ class Wait:
         self._wanted: GroupWanted | None = None
         self._room = 0
         self._ends = self._next_look = 0.0
+        self._last: UserError | RestartsExhausted | None = None
 
-    def begin(self, wanted: GroupWanted) -> None:
+    def handle(self, event: Event | UserError | RestartsExhausted | GroupWanted | GroupStarted) -> None:
+        """Handle an event of a worker or of the controller."""
+        if isinstance(event, GroupWanted):
+            self._wait(event)
+        elif isinstance(event, GroupStarted):
+            self._wanted = None
+            self._show(MissingWorkers(0))
+        elif isinstance(event, UserError | RestartsExhausted):
+            self._last = self._last or event
+        else:
+            self._show(event)
+
+    def _wait(self, wanted: GroupWanted) -> None:
         """Start to wait, unless the wait for an earlier request is still going on."""
         now = time.monotonic()
         is_new, changed = self._wanted is None, wanted.room != self._room
@@ -69,11 +95,6 @@ class Wait:
         self._wanted, self._room = wanted, wanted.room
         if is_new or changed:
             self._report(wanted, self._show)
-
-    def end(self) -> None:
-        """End the wait, because all workers have started."""
-        self._wanted = None
-        self._show(MissingWorkers(0))
 
     def check(self, send: Callable[[Event], None]) -> None:
         """Send the number of missing workers if it has changed. Called on another thread than that of the events.
@@ -108,6 +129,17 @@ class Wait:
         show(StatusMessage("starting the workers" if self._room == wanted.workers else missing))
         show(MissingWorkers(wanted.workers - self._room))
 
+    def raise_error(self, failure: Exception | None) -> None:
+        """Raise the error of a training that has ended, if there is one. `failure` is the exception of `fit`."""
+        if isinstance(self._last, UserError):
+            raise self._last
+        if self._last is not None:
+            raise _restarts_error(self._last)
+        if isinstance(failure, ControllerError):
+            raise _start_error(failure) from failure.controller_failure
+        if failure is not None:
+            raise failure
+
 
 def _count(wanted: GroupWanted) -> str:
     return f"{wanted.workers} worker{'s' if wanted.workers > 1 else ''}"
@@ -135,62 +167,44 @@ def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> Non
     Raises:
         UserError: a worker raised it, or workers died again and again.
     """
-    config = job.config
-    user_errors: list[UserError] = []
-    ends: list[RestartsExhausted] = []
-    wait = Wait(config.training.wait_minutes, on_event)
-
-    def handle(event: Event | UserError | RestartsExhausted | GroupWanted | GroupStarted) -> None:
-        if isinstance(event, UserError):
-            user_errors.append(event)
-        elif isinstance(event, GroupWanted):
-            wait.begin(event)
-        elif isinstance(event, GroupStarted):
-            wait.end()
-        elif isinstance(event, RestartsExhausted):
-            ends.append(event)
-        else:
-            on_event(event)
-
-    def log(line: str) -> None:
-        on_event(LogMessage(line))
-
     for name, value in (_RAY_TRAIN | FIRST).items():
         os.environ.setdefault(name, value)
     job = replace(job, folder=job.folder.resolve(), negatives=ray.put(job.negatives))
+    group = GroupEvents(job.config.training.wait_minutes, on_event)
     with (
-        (open_inline_queue if job.in_process else open_event_queue)(handle) as events,
-        TemporaryDirectory(prefix="raytriever-") as state,
-        start_miner(config, job.datasets, job.negatives, job.folder, log) as miner,
-        start_evaluator(config, job.dev_sets, job.folder, log) as evaluator,
+        (open_inline_queue if job.in_process else open_event_queue)(group.handle) as events,
+        _start_actors(job, events.queue, lambda line: on_event(LogMessage(line))) as worker_job,
     ):
-        worker_job = WorkerJob(
+        failure = _fit(worker_job, events, group)
+    pull(job.folder)  # files that workers on other nodes have committed
+    group.raise_error(failure)
+
+
+@contextmanager
+def _start_actors(job: TrainingJob, queue: EventQueue, log: Callable[[str], None]) -> Iterator[WorkerJob]:
+    """Start the actors that mine and evaluate next to the workers. Yield the job that the workers get."""
+    with (
+        start_miner(job.config, job.datasets, job.negatives, job.folder, log) as miner,
+        start_evaluator(job.config, job.dev_sets, job.folder, log) as evaluator,
+    ):
+        last_logged_step = max((step for step, _ in read_curve(job.folder, "loss")), default=0)
+        yield WorkerJob(
             **vars(job),
-            queue=events.queue,
+            queue=queue,
             driver=DriverContext(),
-            last_logged_step=max((step for step, _ in read_curve(job.folder, "loss")), default=0),
+            last_logged_step=last_logged_step,
             miner=miner,
             evaluator=evaluator,
         )
 
-        def trainer() -> TorchTrainer:
-            # Each attempt has a new folder for Ray Train's state.
-            return _trainer(worker_job, Path(mkdtemp(dir=state)))
 
-        failure = None
-        if job.in_process:
-            trainer().fit()
-        else:
-            failure = fit(trainer, events, partial(wait.check, events.queue.send))
-    pull(job.folder)  # files that workers on other nodes have committed
-    if user_errors:
-        raise user_errors[0]
-    if ends:
-        raise _restarts_error(ends[0])
-    if isinstance(failure, ControllerError):
-        raise _start_error(failure) from failure.controller_failure
-    if failure is not None:
-        raise failure
+def _fit(job: WorkerJob, events: OpenQueue, group: GroupEvents) -> Exception | None:
+    """Train, each attempt with a new folder for Ray Train's state. Return the exception of `fit`, if it failed."""
+    with TemporaryDirectory(prefix="raytriever-") as state:
+        if not job.in_process:
+            return fit(lambda: _trainer(job, Path(mkdtemp(dir=state))), events, partial(group.check, job.queue.send))
+        _trainer(job, Path(state)).fit()
+    return None
 
 
 def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
@@ -212,7 +226,7 @@ def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
             name="train",
             storage_path=str(state),
             callbacks=[reports, Failures(reports, job.queue)],
-            # No limits here: the event queue limits the number of failures, and `Wait` the time of a start.
+            # No limits here: the event queue limits the number of failures, and `GroupEvents` the time of a start.
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
         ),
     )
@@ -247,3 +261,69 @@ def _restarts_error(end: RestartsExhausted) -> Exception:
         f"check the GPUs (nvidia-smi) and the memory (a smaller {setting('grad_cache_chunk')} or "
         f"{setting('batch_size')} needs less), then run the same command again",
     )
+
+
+POLL_SECONDS = 0.2
+END_SECONDS = 10.0  # time in which `fit` must end after a request
+
+
+class FitThread(threading.Thread):
+    """Thread that runs `fit`. `failure` is its exception, or None if it succeeded or has not ended."""
+
+    def __init__(self, fit: Callable[[], object]) -> None:
+        super().__init__(name="raytriever-fit", daemon=True)
+        self._fit = fit
+        # An event instead of `join`, because an interrupted `join` marks a running thread as ended (bpo-45274).
+        self._ended = threading.Event()
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        """Run `fit`."""
+        try:
+            self._fit()
+        except Exception as failure:  # the caller's thread reads it
+            self.failure = failure
+        finally:
+            self._ended.set()
+
+    def wait(self, broken: threading.Event, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until `fit` has ended or `broken` is set. A KeyboardInterrupt that Python has lost is raised here."""
+        while not broken.is_set() and not self._ended.wait(POLL_SECONDS):
+            check_interrupted()
+            check()
+
+    def end(self, hurry: Callable[[], None]) -> None:
+        """Wait until `fit` has ended, at most `END_SECONDS`.
+
+        Args:
+            hurry: ends `fit`. It is called repeatedly, because `fit` may not have started yet.
+        """
+        until = time.monotonic() + END_SECONDS
+        while not self._ended.is_set() and time.monotonic() < until:
+            hurry()
+            self._ended.wait(POLL_SECONDS)
+        if not self._ended.is_set():  # a call to Ray after the end of its session would start a new one
+            forbid_auto_connect()
+
+
+def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[], None]) -> Exception | None:
+    """Run `fit` until it ends, an event cannot be handled, or an interruption comes.
+
+    Returns:
+        The exception of `fit`; None if it succeeded.
+    """
+    while True:
+        attempt = FitThread(make().fit)
+        attempt.start()
+        try:
+            attempt.wait(events.has_failed, check)
+        finally:
+            attempt.end(lambda: end_controller(events.queue))
+        failure = attempt.failure
+        died_between = isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
+        if events.has_failed.is_set() or not died_between:
+            return failure
+        end_controller(events.queue)  # the controller would live as long as its exception
+        events.queue.record_failure("a worker died before it could start training", process_died=True)
+        if not events.queue.may_start():
+            return attempt.failure

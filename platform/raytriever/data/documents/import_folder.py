@@ -2,7 +2,7 @@
 
 The same folder, questions, settings and seed give the same bytes. The output folder has the BEIR layout, which every
 command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers, belong to
-one split. An earlier import is replaced, and its splits are kept (`documents.earlier_import`).
+one split. An earlier import is replaced, and its splits are kept (`document_splits`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from raytriever.core.store.disk import check_writable
 from raytriever.data.data_settings import ImportConfig
 from raytriever.data.data_sources import SourceFile
 from raytriever.data.documents.document_questions import Questions
-from raytriever.data.documents.document_splits import split_import
-from raytriever.data.documents.earlier_import import KIND, EarlierImport
+from raytriever.data.documents.document_splits import KIND, EarlierImport, split_import
 from raytriever.data.documents.folder_of_documents import DocumentFolder
 from raytriever.data.documents.import_summary import ImportSummary
 from raytriever.data.documents.passage_chunking import Chunker, Passage
@@ -54,34 +53,31 @@ def import_folder(
     lines. Raise `UserError` if the folder, the questions, the model or the output cannot be used.
     """
     check_writable(output)
-    earlier = EarlierImport.at(output)
-    shares = shares_of(config)
     if config.test_questions and not config.questions:
         raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
+    shares, earlier = shares_of(config), EarlierImport.at(output)
     source = DocumentFolder.of(folder)
     questions_files = [os.path.abspath(file) for file in (config.questions, config.test_questions) if file]
     files = [file for file in source.files if file.where not in questions_files]
     paths = [file.path for file in _readable(files, source.where)]
     kinds.require_parsers({str(kinds.kind_of_document(path)) for path in paths})
     chunker = _chunker(config, model)
-    questions = None
-    if config.questions:
-        questions = Questions(config.questions, config.columns, paths, source.where, config.test_questions)
+    columns, tests = config.columns, config.test_questions
+    questions = Questions(config.questions, columns, paths, source.where, tests) if config.questions else None
     if earlier is not None:
         earlier.check(source.where, paths, config.seed, questions is not None)
     splits, of_questions = split_import(paths, questions, config.seed, shares, earlier)
-    others = Counter(
-        _ending(file) for file in files if kinds.ending_of(file.path) not in {*kinds.KINDS, *kinds.OTHER_KINDS}
+    summary = ImportSummary(
+        output,
+        skipped={_printable(path): reason for path, reason in source.left_out.items()},
+        others=Counter(
+            _ending(file) for file in files if kinds.ending_of(file.path) not in {*kinds.KINDS, *kinds.OTHER_KINDS}
+        ),
+        questions=questions,
+        replaces=earlier is not None,
     )
-    skipped = {_printable(path): reason for path, reason in source.left_out.items()}
-    summary = ImportSummary(output, skipped=skipped, others=others, questions=questions, replaces=earlier is not None)
-    meta = {
-        "kind": KIND,
-        "source": source.where,
-        "seed": config.seed,
-        "chunk_tokens": chunker.tokens,
-        "overlap_tokens": chunker.overlap,
-    }
+    meta: dict[str, Any] = {"kind": KIND, "source": source.where, "seed": config.seed}
+    meta |= {"chunk_tokens": chunker.tokens, "overlap_tokens": chunker.overlap}
     with committed_directory(output, meta, replace=earlier is not None) as aside:
         work = _Import(aside, summary, chunker, splits)
         work.write_corpus([file for file in files if kinds.kind_of_document(file.path)], log)
@@ -101,35 +97,46 @@ class _Import:
 
     def write_corpus(self, files: Sequence[SourceFile], log: Callable[[str], None]) -> None:
         """Write `corpus.jsonl`, and `documents.jsonl` with a row for each file."""
-        summary, last = self._summary, time.monotonic()
         with (
             (self._folder / "corpus.jsonl").open("wb") as corpus,
             (self._folder / "documents.jsonl").open("wb") as table,
-            DocumentReader() as reader,
         ):
+            for path, document, passages in self._documents(files, log):
+                corpus.writelines(_line({"_id": one.id, "title": one.title, "text": one.text}) for one in passages)
+                kind, split = str(kinds.kind_of_document(path)), self._splits[path]
+                row = {"file": path, "kind": kind, "title": document.title, "split": split, "passages": len(passages)}
+                table.write(_line(row))
+                self._count(path, kind, split, passages)
+                self._note_copy(path, document)
+                self._match(path, split, passages)
+        if not self._summary.files:
+            skipped = self._summary.skipped.items()
+            path, reason = next((path, reason) for path, reason in skipped if kinds.kind_of_document(path))
+            what = f"none of its {len(files):,} files has text that can be read; {path} {reason}"
+            raise DataError(what, str(files[0].where))
+
+    def _documents(
+        self, files: Sequence[SourceFile], log: Callable[[str], None]
+    ) -> Iterator[tuple[str, ParsedDocument, list[Passage]]]:
+        """Yield the path, content and passages of each document that has some. Record the others with the reason."""
+        last = time.monotonic()
+        with DocumentReader() as reader:
             for number, file in enumerate(files):
                 if time.monotonic() - last > _REPORT_SECONDS:
                     log(f"{number:,} of {len(files):,} files read, next {file.path} ({format_size(file.size)})")
                     last = time.monotonic()
                 try:
-                    document, passages = self._passages(file, reader)
+                    if not _is_utf8(file.path):
+                        raise DataError("its name is not UTF-8", None, "rename it")
+                    document = reader.read(file)
+                    passages = list(self._chunker.passages(file.path, document))
+                    if not passages:
+                        raise DataError("has no text", None, "remove it")
                 except UserError as error:
-                    summary.skipped[_printable(file.path)] = "; ".join(filter(None, (error.what, error.remedy)))
-                    continue
-                for passage in passages:
-                    corpus.write(_line({"_id": passage.id, "title": passage.title, "text": passage.text}))
-                kind, split = str(kinds.kind_of_document(file.path)), self._splits[file.path]
-                row = {"file": file.path, "kind": kind, "title": document.title, "split": split}
-                table.write(_line({**row, "passages": len(passages)}))
-                self._count(file.path, kind, split, passages)
-                self._note_copy(file.path, document)
-                self._match(file.path, split, passages)
-        if not summary.files:
-            path, reason = next(
-                (path, reason) for path, reason in summary.skipped.items() if kinds.kind_of_document(path)
-            )
-            what = f"none of its {len(files):,} files has text that can be read; {path} {reason}"
-            raise DataError(what, str(files[0].where))
+                    reason = "; ".join(filter(None, (error.what, error.remedy)))
+                    self._summary.skipped[_printable(file.path)] = reason
+                else:
+                    yield file.path, document, passages
 
     def _count(self, path: str, kind: str, split: str, passages: Sequence[Passage]) -> None:
         summary = self._summary
@@ -153,15 +160,6 @@ class _Import:
         for question, ids in matched:
             self._positives[question.split or split].setdefault(question.id, []).extend(ids)
         self._summary.shared += len({question.split or split for question, _ in matched}) > 1
-
-    def _passages(self, file: SourceFile, reader: DocumentReader) -> tuple[ParsedDocument, list[Passage]]:
-        if not _is_utf8(file.path):
-            raise DataError("its name is not UTF-8", None, "rename it")
-        document = reader.read(file)
-        passages = list(self._chunker.passages(file.path, document))
-        if not passages:
-            raise DataError("has no text", None, "remove it")
-        return document, passages
 
     def write_questions(self, questions: Questions, splits: dict[str, str]) -> None:
         """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows whose file was skipped are bad.

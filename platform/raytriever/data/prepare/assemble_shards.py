@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import Shape, read_arrays, read_arrow
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
 from raytriever.data.hashed_ids import Copies, KeyIndex, digest_of

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError, StorageError, setting
 from raytriever.core.processes import ProcessDeath, map_in_processes
+from raytriever.core.progress import activity
 from raytriever.core.store.cache import cache_folder
 from raytriever.core.store.capacity import check_disk, format_size
 from raytriever.core.store.commit import FORMAT, FileEntry, committed_directory

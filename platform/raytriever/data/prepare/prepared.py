@@ -16,8 +16,8 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError, StorageError
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import read_array, read_arrow
 from raytriever.core.reading.json_and_yaml import conform
 from raytriever.core.store.cache import hold

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -184,22 +185,18 @@ def run_annotation(
     check_writable(output)
     prompts = load_prompts(settings.prompts)
     key = None if dry_run else read_service_key(service, report)
-    log = AnswerLog(answers or cache_folder() / "answers", wait, report)
-    try:
+    with closing(AnswerLog(answers or cache_folder() / "answers", wait, report)) as log:
         if log.damaged:
             report(f"{log.path}: {log.damaged:,} damaged answers are requested again")
-        paid, estimator = read_costs(log, service.llm)
-        is_new = not len(log)
-        if not dry_run and is_new:  # find out about a wrong address or key before the slow steps
+        is_checked = not dry_run and not len(log)
+        if is_checked:  # find out about a wrong address or key before the slow steps
             asyncio.run(_check(settings, service, key))
         dataset = open_checked(data, report)
         queries = choose_queries(dataset, split, settings.max_queries)
         encoder = model, precision, embeddings
         candidates = find_candidates(dataset, queries, settings.retrievers, settings.depth, *encoder, report)
-        if not any(candidates):
-            what = f"has no candidate passage for any of {len(queries):,} queries"
-            raise DataError(what, dataset.name, f"add sources to {setting('candidates')}")
         name = job_name(settings, service.llm, model, data.bm25_language, split, dataset, prompts)
+        annotator = _annotator(settings, service, prompts, log, name)
         work = OpenedJob(
             settings=settings,
             service=service,
@@ -208,31 +205,32 @@ def run_annotation(
             dataset=dataset,
             queries=queries,
             candidates=candidates,
-            annotator=Annotator(
-                prompts=prompts,
-                config=settings,
-                llm=service.llm,
-                job=name,
-                log=log,
-                service=None,
-                spending=Spending(service, paid.get(name, TokenCounts()), estimator),
-            ),
+            annotator=annotator,
         )
-        expected = estimate(work.annotator, lambda: (question for _, question in work.questions()))
-        table = expected.table(service, estimator)
+        expected = estimate(annotator, lambda: (question for _, question in work.questions()))
+        table = expected.table(service, annotator.spending.estimator)
         if dry_run:
             return table, None
         report(table)
         # If the log has all answers, no service is needed.
-        if not is_new and expected.most.requests:
+        if not is_checked and expected.most.requests:
             asyncio.run(_check(settings, service, key))
         retried = asyncio.run(annotate(work, key, report))
         meta = write(work, output)
-    finally:
-        log.close()
     bad = str(dataset.quarantine) if dataset.quarantine.total else None
     human = split in dataset.judgements and bool((dataset.judgements[split].scores > 0).any())
     return table, AnnotationResult(meta, human, work.annotator.counts, retried, bad)
+
+
+def _annotator(
+    settings: AnnotationConfig, service: LlmConfig, prompts: AnnotationPrompts, log: AnswerLog, job: str
+) -> Annotator:
+    """Return an annotator that has no service yet, and knows what earlier runs of the job have paid."""
+    paid, estimator = read_costs(log, service.llm)
+    spending = Spending(service, paid.get(job, TokenCounts()), estimator)
+    return Annotator(
+        prompts=prompts, config=settings, llm=service.llm, job=job, log=log, service=None, spending=spending
+    )
 
 
 def job_name(

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.core.errors import DataError
+from raytriever.core.errors import DataError, setting
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.trec_runs import read_run
@@ -122,6 +122,9 @@ def find_candidates(
             if dataset.documents.ids[document] != own:
                 distinct.setdefault(normalize(passages[document]), document)
         merged.append(list(distinct.values()))
+    if not any(merged):
+        what = f"has no candidate passage for any of {len(queries):,} queries"
+        raise DataError(what, dataset.name, f"add sources to {setting('candidates')}")
     return merged
 
 

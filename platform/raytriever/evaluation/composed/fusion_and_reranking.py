@@ -23,9 +23,8 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError, ModelError, setting
-from raytriever.core.progress import Progress
+from raytriever.core.progress import Progress, activity
 from raytriever.core.store.commit import sha256_of
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.trec_runs import read_scored_run

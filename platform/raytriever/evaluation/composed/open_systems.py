@@ -31,7 +31,7 @@ from raytriever.evaluation.system_names import (
     nodes_of,
     system_text,
 )
-from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
+from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders
 from raytriever.models.device_and_precision import choose_precision, default_device
 from raytriever.models.inference import TextEncoder
 from raytriever.models.model_settings import ModelConfig
@@ -53,7 +53,6 @@ class SystemOpener:
     dataset: RetrievalDataset
     encoders: Encoders
     prompts_of: Callable[[TextEncoder], Prompts]
-    backend: RetrievalBackend = field(default_factory=RetrievalBackend)
     weighing: tuple[str, JudgedQueries] | None = None
     protocol: Protocol = field(default_factory=Protocol)
 
@@ -82,7 +81,7 @@ class SystemOpener:
     def open_encoder(self, config: ModelConfig) -> DenseSystem:
         """Return the dense system of an encoder."""
         retriever = self.encoders[config]
-        return DenseSystem(self.dataset, config, retriever, self.backend, self.prompts_of(retriever))
+        return DenseSystem(self.dataset, config, retriever, self.encoders.backend, self.prompts_of(retriever))
 
 
 def search_system(

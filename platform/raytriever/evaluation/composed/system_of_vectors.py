@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError, flag_of
+from raytriever.core.progress import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.composed.fusion_and_reranking import count_ids
 from raytriever.evaluation.systems import score_pairs

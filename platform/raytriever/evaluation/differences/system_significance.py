@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.evaluation.evaluate_split import Evaluation
 from raytriever.evaluation.protocol import AUC, metric_title
 from raytriever.evaluation.results import TestedPair, datasets_of, finite, metrics_of

@@ -155,8 +155,8 @@ def run_mteb(
         raise ConfigError(what, where, "give another directory")
     check_writable(output)
     device, cache = default_device(), ResultCache(cache_path=output)
-    encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
-    runs = [_ModelRun(job, model, encoders, cache, backend or RetrievalBackend(), log) for model in job.models]
+    encoders = Encoders(job.models, choose_precision(job.precision, device), device, log, backend=backend)
+    runs = [_ModelRun(job, model, encoders, cache, log) for model in job.models]
     for run in runs:
         run.check_revision(fresh)
     results, tracked = Results(models={model.name: {} for model in job.models}), tracker()
@@ -194,7 +194,6 @@ class _ModelRun:
     model: EvaluatedModel
     encoders: Encoders
     cache: Any
-    backend: RetrievalBackend
     log: Callable[[str], None]
 
     def check_revision(self, fresh: bool) -> None:
@@ -271,7 +270,7 @@ class _ModelRun:
             task=task,
             job=self.job,
             cache=self.cache,
-            backend=self.backend,
+            backend=self.encoders.backend,
             log=self.log,
         )
 

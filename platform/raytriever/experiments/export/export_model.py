@@ -18,8 +18,8 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ModelError, StorageError, setting
+from raytriever.core.progress import activity
 from raytriever.core.reading.json_and_yaml import conform, read_yaml
 from raytriever.core.store.commit import committed_directory, write_atomically
 from raytriever.core.store.disk import check_writable

@@ -23,11 +23,10 @@ from raytriever.models.packing import TokenBatch
 from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
-from raytriever.training.batch_loader import BatchSource
+from raytriever.training.batch_loader import Batch, BatchSource
 from raytriever.training.optimizer_and_schedule import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.training_data import TrainingData
 from raytriever.training.training_settings import TrainingConfig
-from raytriever.training.worker_batch import Batch
 
 
 def train_on_one_page(dataset: str, model: str = "minilm", *, settings: TrainingConfig | None = None) -> Retriever:

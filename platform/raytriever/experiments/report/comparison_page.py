@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.evaluation.differences.differences_by_seed import SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.system_significance import pair_rows
 from raytriever.evaluation.evaluated_datasets import distinct_names, unique_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.evaluation.evaluation_files import read_pools, read_queries, scores_file
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.report_document import document

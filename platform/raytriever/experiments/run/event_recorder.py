@@ -11,9 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from raytriever.cluster.gauges import RunGauges
-from raytriever.cluster.train.validate_checkpoint import DEV
-from raytriever.cluster.worker_events import (
+from raytriever.cluster.events_and_restarts import (
     CheckpointEvent,
     Event,
     LogMessage,
@@ -22,8 +20,9 @@ from raytriever.cluster.worker_events import (
     StatusMessage,
     ValidationEvent,
 )
-from raytriever.core.activity import activity
-from raytriever.core.progress import Progress
+from raytriever.cluster.gauges import RunGauges
+from raytriever.cluster.train.validate_checkpoint import DEV
+from raytriever.core.progress import Progress, activity
 from raytriever.core.store.lock import push_changes
 from raytriever.core.terminal import warn
 from raytriever.tracking.spool import Spool

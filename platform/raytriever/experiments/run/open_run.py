@@ -9,7 +9,7 @@ the first one trains.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +48,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing, git_commit
 from raytriever.training.guide_encoder import Guide
 from raytriever.training.run_config import STAGES, Config, dump_config, errors_of, to_dict
 
@@ -255,16 +255,30 @@ def train_run(
 @contextmanager
 def _child(training: OpenTraining, folder: Path, parent: Spool, run_name: str, log: Log) -> Iterator[Spool]:
     """Open the run directory and the tracked run of a stage. `metrics.json` is written last."""
-    run, dataset, config = RunDirectory.open(folder, {}, fresh=False), training.data.datasets[0], training.config
+    run, config = RunDirectory.open(folder, {}, fresh=False), training.config
     run.begin(dump_config(config))
     tracker = parent.child(f"{folder.name} of {run_name}", folder)
     with closing(tracker):
-        quarantine = dataset.quarantine.write(folder)
-        if quarantine.total:
-            log(str(quarantine))
-        record = DatasetRecord(dataset.name, config.data.dataset, dataset.digest, dataset.counts())
-        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
-        tracker.describe(resolved_config(config, training.description), record, tags)
+        settings = resolved_config(config, training.description)
+        describe_run(tracker, config, settings, training.data.datasets[0], folder, log)
         yield tracker
         tracker.log_file(folder / CONFIG)
         run.finish(training_facts([folder], config))
+
+
+def describe_run(
+    tracker: Tracker, config: Config, settings: Mapping[str, Any], dataset: RetrievalDataset, folder: Path, log: Log
+) -> None:
+    """Log the settings, the data and the source of a training, and write the bad rows of its data set to `folder`."""
+    quarantine = dataset.quarantine.write(folder)
+    if quarantine.total:
+        log(str(quarantine))
+    tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
+    if commit := git_commit(Path(__file__).parent):
+        tags["mlflow.source.git.commit"] = commit
+    tracker.describe(settings, record_of(dataset, config), tags)
+
+
+def record_of(dataset: RetrievalDataset, config: Config) -> DatasetRecord:
+    """Return the record of a run's data set for trackers."""
+    return DatasetRecord(dataset.name, config.data.dataset, dataset.digest, dataset.counts())

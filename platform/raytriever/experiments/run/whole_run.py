@@ -31,7 +31,7 @@ from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.evaluation.run_evaluation import open_job
 from raytriever.evaluation.system_names import BM25, Bm25
 from raytriever.experiments.report.evaluation_page import write_training_report
-from raytriever.experiments.run.open_run import OpenRun, find_negatives, folders_of, open_run, train_run
+from raytriever.experiments.run.open_run import OpenRun, describe_run, find_negatives, folders_of, open_run, train_run
 from raytriever.experiments.run.open_training import MODEL, NegativesCache, training_facts
 from raytriever.experiments.run.run_directory import LOSSES, RunDirectory
 from raytriever.losses.false_negative_mask import MASKED
@@ -40,7 +40,7 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.retrieval.search.calibration_file import FILE
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.step_log import end_to_end
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing, git_commit
+from raytriever.tracking.tracker import Point, Tracker, closing
 from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, check_trackers, open_trackers
 from raytriever.training.run_config import Config, dump_config
 
@@ -74,17 +74,9 @@ def run_experiment(
     check_disk(path, bytes_of_run(config, opened.weights) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
     run.begin(dump_config(config), [training.loss for training in config.trainings])
-    dataset = opened.dataset
     tracker = Spool.open(clients, path, run_name)
     with closing(tracker):
-        quarantine = dataset.quarantine.write(path)
-        if quarantine.total:
-            log(str(quarantine))
-        record = DatasetRecord(dataset.name, config.data.dataset, dataset.digest, dataset.counts())
-        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(path.resolve())}
-        if commit := git_commit(Path(__file__).parent):
-            tags["mlflow.source.git.commit"] = commit
-        tracker.describe(opened.settings(), record, tags)
+        describe_run(tracker, config, opened.settings(), opened.dataset, path, log)
         log(f"{config.model.model}: {opened.encoder}")
         negatives = find_negatives(opened, path, NegativesCache(log))
         log("training under Ray Train")

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import StorageError
+from raytriever.core.progress import activity
 from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store.commit import committed_directory, write_atomically
 from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics, seeded_pair_rows
@@ -23,7 +23,7 @@ from raytriever.evaluation.result_tables import latex, printed
 from raytriever.evaluation.results import EVALUATION, Results, without_nan
 from raytriever.experiments.report.figures import save_curves, save_roc, save_score_histograms
 from raytriever.experiments.run.run_directory import METRICS
-from raytriever.experiments.study.definition import AFTER, STEPS_TO_BEST, Arm, Study
+from raytriever.experiments.study.study_file import AFTER, STEPS_TO_BEST, Arm, Study
 from raytriever.experiments.study.study_page import page_text, study_tables, title_of, value_text
 from raytriever.experiments.study.train_arm import arm_folder
 from raytriever.tracking.step_log import end_to_end, training_folders

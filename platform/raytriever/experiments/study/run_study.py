@@ -32,8 +32,8 @@ from raytriever.core.store.disk import check_writable
 from raytriever.evaluation.differences.differences_by_seed import SeededResults
 from raytriever.evaluation.evaluated_datasets import safe_name
 from raytriever.evaluation.evaluation_files import LATEX
-from raytriever.experiments.study.definition import Arm, Study
 from raytriever.experiments.study.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.experiments.study.study_file import Arm, Study
 from raytriever.experiments.study.train_arm import ArmRunner, arm_folder, is_finished, open_arm
 from raytriever.models.directory.model_files import quiet_transformers
 from raytriever.tracking.spool import Spool, send_pending
@@ -84,11 +84,8 @@ def run_study(
     for arm, seed in runs:
         open_arm(output, arm, seed)  # this refuses an arm with other settings before anything is trained
     workers = max([1, *(arm.curriculum.training.workers[1] for arm in study.arms if arm.curriculum)])
-    if trial_gpus is not None and workers > 1:
-        remedy = "omit it: each of several workers has a GPU of its own"
-        raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)
-    if trial_gpus is not None and not (torch.cuda.is_available() or os.environ.get("RAY_ADDRESS")):
-        raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
+    if trial_gpus is not None:
+        _check_trial_gpus(workers)
     todo = [(arm, seed) for arm, seed in runs if not is_finished(arm_folder(output, arm, seed))]
     if not todo and (output / RESULTS).is_file():
         write_study(study, output, seeds)
@@ -102,14 +99,9 @@ def run_study(
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
-        locations = {name: path for arm in study.arms for name, one in arm.datasets.items() for path in one.sources}
-        sources = ",".join(dict.fromkeys(locations.values()))
-        record = DatasetRecord("+".join(locations), sources, hash_of(settings), {})
-        tracker.describe(
-            {"study": study.name, "arms": len(study.arms)},
-            record,
-            {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": hash_of(settings)},
-        )
+        record = _record(study, hash_of(settings))
+        tags = {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": record.digest}
+        tracker.describe({"study": study.name, "arms": len(study.arms)}, record, tags)
         # Ray finds the GPUs of this machine by itself, but must be given CPUs for this many arms.
         arms_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
         with _equal_priority(), ray_session(workers * arms_here), quiet_transformers():
@@ -124,6 +116,19 @@ def run_study(
         results = write_study(study, output, seeds)
         _log_results(tracker, study, results, output, seeds)
     return True
+
+
+def _check_trial_gpus(workers: int) -> None:
+    if workers > 1:
+        remedy = "omit it: each of several workers has a GPU of its own"
+        raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)
+    if not (torch.cuda.is_available() or os.environ.get("RAY_ADDRESS")):
+        raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
+
+
+def _record(study: Study, digest: str) -> DatasetRecord:
+    locations = {name: path for arm in study.arms for name, one in arm.datasets.items() for path in one.sources}
+    return DatasetRecord("+".join(locations), ",".join(dict.fromkeys(locations.values())), digest, {})
 
 
 @contextmanager

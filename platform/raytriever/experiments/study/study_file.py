@@ -1,4 +1,4 @@
-"""Reader of a study file: YAML with data sets, arms and claims becomes a `Study`.
+"""Study and its file: YAML with data sets, arms and claims becomes a `Study`.
 
 With `data_sets:`, every arm trains on each data set and is evaluated on its test split. With `measured:`, an arm trains
 as its settings say and is evaluated on these data sets. An arm consists of settings that override those of all arms, or
@@ -10,11 +10,13 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytriever.core.errors import ConfigError
+from raytriever.core.errors import ConfigError, UserError
 from raytriever.core.options import did_you_mean
 from raytriever.core.paths import fetch_paths
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name, unique_names
@@ -34,8 +36,66 @@ from raytriever.experiments.study.claims import (
     smallest,
     steadier,
 )
-from raytriever.experiments.study.definition import STEPS_TO_BEST, Arm, Study, errors_within
 from raytriever.training.run_config import Config, check_config, check_config_paths, from_dict, read_settings
+
+STEPS_TO_BEST = "steps_to_best"  # metric of a training, not of a ranking
+AFTER = "after"  # name of an arm's model in its evaluation, as in the evaluation of a run
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One training, or one encoder that is not trained.
+
+    Args:
+        name: unique name of its directory and its run at the tracker.
+        row: row of the table. Arms that are evaluated on different data sets may share one.
+        datasets: evaluation data sets by their names in tables. In one study, a name means one data set and split.
+        curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
+        model: system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it.
+        lengths: longest query and passage of an untrained encoder, in tokens; None means its own limit.
+    """
+
+    name: str
+    row: str
+    datasets: Mapping[str, EvaluationDataset]
+    curriculum: Config | None
+    model: str = ""
+    lengths: tuple[int | None, int | None] | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """Arms and claims of one table.
+
+    Args:
+        seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
+        baselines: one or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆`
+            and `◇` against the second.
+        about: lines about the training and the data, printed above the table.
+        paper: published results by row, data set and metric, in the units of ours (mostly fractions).
+        steps_to_best: whether the table has the step of the best checkpoint of each training.
+    """
+
+    name: str
+    title: str
+    source: str
+    arms: tuple[Arm, ...]
+    seeds: int
+    baselines: tuple[str, ...]
+    about: str = ""
+    claims: tuple[Claim, ...] = ()
+    paper: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    steps_to_best: bool = False
+
+
+@contextmanager
+def errors_within(where: str) -> Iterator[None]:
+    """Add the location to a user error: an arm, or a part of a file."""
+    try:
+        yield
+    except UserError as error:
+        raise error.within(where) from error
+
 
 _TRAINED, _MEASURED = "data_sets", "measured"
 _TEXTS = ("name", "title", "source", "about")

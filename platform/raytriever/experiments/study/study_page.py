@@ -17,7 +17,7 @@ from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable, arrange, printed
 from raytriever.evaluation.results import TestedPair
 from raytriever.experiments.study.claims import Claim, Verdict
-from raytriever.experiments.study.definition import STEPS_TO_BEST
+from raytriever.experiments.study.study_file import STEPS_TO_BEST
 from raytriever.metrics.significance_tests import LEVEL
 
 _RULE = (

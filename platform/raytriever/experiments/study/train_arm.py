@@ -26,11 +26,11 @@ from raytriever.evaluation.report_document import points_of
 from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results, check_output
 from raytriever.evaluation.system_names import parse_system
-from raytriever.experiments.run.open_run import find_negatives, folders_of, open_run, train_run
+from raytriever.experiments.run.open_run import find_negatives, folders_of, open_run, record_of, train_run
 from raytriever.experiments.run.open_training import NegativesCache, training_facts
 from raytriever.experiments.run.run_directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiments.run.start_run import pin_sources
-from raytriever.experiments.study.definition import AFTER, Arm, errors_within
+from raytriever.experiments.study.study_file import AFTER, Arm, errors_within
 from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
@@ -65,7 +65,7 @@ def open_arm(output: Path, arm: Arm, seed: int) -> tuple[RunDirectory, Config | 
         if (folder / EVALUATION / RESULTS).is_file():
             precision = Results.read(folder / EVALUATION).request["precision"]
             job = evaluation_of(arm, str(folder / MODEL) if curriculum else arm.model, precision)
-            check_output(folder / EVALUATION, job.content(precision), fresh=False)
+            check_output(folder / EVALUATION, job.content(), fresh=False)
     except ConfigError as error:
         remedy = f"give another {setting('output')}, or remove {folder}"
         raise ConfigError(error.what, f"arm {folder.relative_to(output / ARMS).as_posix()}", remedy) from error
@@ -121,9 +121,8 @@ class ArmRunner:
         run.begin(dump_config(curriculum), [training.loss for training in curriculum.trainings])
         tracker = self._tracker.child(f"{name} of {self._run_name}", run.path)
         with closing(tracker):
-            dataset = opened.dataset
-            record = DatasetRecord(dataset.name, curriculum.data.dataset, dataset.digest, dataset.counts())
-            tracker.describe(opened.settings(), record, _tags(run) | {"config_hash": curriculum.hash})
+            tags = _tags(run) | {"config_hash": curriculum.hash}
+            tracker.describe(opened.settings(), record_of(opened.dataset, curriculum), tags)
             if not (run.path / MODEL).is_dir():
                 with self._preparation:
                     tables = find_negatives(opened, run.path, self._negatives)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, ModelError, setting
 from raytriever.core.paths import FUNCTION, OPENAI, expanded
+from raytriever.core.progress import activity
 from raytriever.core.store.commit import sha256_of
 
 MINILM = "minilm"

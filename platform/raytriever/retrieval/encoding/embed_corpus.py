@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import StorageError
-from raytriever.core.progress import Progress
+from raytriever.core.progress import Progress, activity
 from raytriever.core.store.cache import cache_folder, hold, keep_within_bound
 from raytriever.core.store.commit import MANIFEST, one_writer, remove
 from raytriever.core.terminal import warn

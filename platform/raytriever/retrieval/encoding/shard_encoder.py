@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from raytriever.core.errors import ModelError, setting
 from raytriever.core.processes import TRIES
-from raytriever.core.store.attempts import Attempts
+from raytriever.core.store.unfinished_parts import Attempts
 from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.hashed_ids import Keys, key_of, keys_of
 from raytriever.data.prepare.corpus_tokenization import Tokenization

@@ -26,8 +26,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import DataError
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import open_parquet, read_array
 from raytriever.core.reading.regular_files import check_regular
 from raytriever.core.store.cache import cache_folder, hold

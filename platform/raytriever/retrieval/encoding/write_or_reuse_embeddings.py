@@ -27,8 +27,8 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import StorageError, disk_errors, setting
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import read_array
 from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store import commit, remote_folders

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.machine import usable_cores
+from raytriever.core.progress import activity
 from raytriever.data.dataset import Documents, Passages
 from raytriever.data.prepare.corpus_tokenization import flat
 from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer

@@ -21,9 +21,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.progress import Progress
+from raytriever.core.progress import Progress, activity
 from raytriever.core.reading.arrays import read_arrays
 from raytriever.core.store.unfinished_parts import Parts
 from raytriever.data.data_settings import DataConfig

@@ -109,26 +109,29 @@ def run_index(
             return result(index=_opened(output, config), seconds=None)
         report(f"{output}: {dataset.name} has changed, so the index is built again")
     store = store or embed_corpus(model, retriever, dataset)
-    rows, width = len(store), store.width
-    needed = bytes_of_finder(config, rows, width)
-    remedy = "use a machine with more memory" if config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
-    content = "the structures of the index, and the embeddings that it learns from,"
-    check_memory(memory_of_building(config, rows, width), content, remedy)
-    check_disk(output, needed + rows * (4 * width + 8), "the files of the index")
+    _check_capacity(config, len(store), store.width, output)
     training = _queries(retriever, dataset, training_split) if training_split else None
     report(f"{model.model}: {retriever.summary()}")
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
         if existing and read_meta(output)["key"] == meta["key"]:  # another command has just built it
             return result(index=_opened(output, config), seconds=None)
         with committed_directory(output, meta, replace=output.exists()) as folder:
-            vectors = write_embeddings(folder, (block for _, block in store.blocks()), (rows, width))
+            vectors = write_embeddings(folder, (block for _, block in store.blocks()), (len(store), store.width))
             ties, started = tie_order(dataset.documents.ids), perf_counter()
-            report(f"{dataset.name}: building an index of {rows:,} passages ({config.index})")
+            report(f"{dataset.name}: building an index of {len(store):,} passages ({config.index})")
             index = build_index(vectors, config, training, seed, torch.get_num_threads(), ties)
             index = replace(index, effort=config.effort or index.effort)
             seconds = perf_counter() - started
             meta |= save_index(folder, index, config.index)
     return result(index=index, seconds=seconds)
+
+
+def _check_capacity(config: IndexConfig, rows: int, width: int, output: Path) -> None:
+    remedy = "use a machine with more memory" if config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
+    content = "the structures of the index, and the embeddings that it learns from,"
+    check_memory(memory_of_building(config, rows, width), content, remedy)
+    needed = bytes_of_finder(config, rows, width) + rows * (4 * width + 8)
+    check_disk(output, needed, "the files of the index")
 
 
 def _opened(output: Path, config: IndexConfig) -> ApproximateIndex:

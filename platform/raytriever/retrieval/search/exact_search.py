@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, flag_of, setting
+from raytriever.core.progress import activity
 from raytriever.core.terminal import one_line, warn
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import Documents, RetrievalDataset

@@ -29,10 +29,10 @@ from raytriever.core.errors import ConfigError, setting
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
 from raytriever.models.checkpoint_model import Slice
+from raytriever.training.batch_loader import Batch
 from raytriever.training.memory.memory_of_states import ZERO_BUCKET
 from raytriever.training.parallel.model_state import STEP, device_of_steps, gathered, restore, shape_of, slices_of
 from raytriever.training.parallel.strategies import Strategy, finite_or_refused
-from raytriever.training.worker_batch import Batch
 
 
 class Zero(Strategy):

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
 from raytriever.models.checkpoint_model import Slice
+from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.model_state import STEP, device_of_steps, restore, slices_of
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategies import Strategy
-from raytriever.training.worker_batch import Batch
 
 
 class FullyShard(Strategy):

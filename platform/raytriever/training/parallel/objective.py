@@ -16,8 +16,8 @@ from raytriever.losses.named_losses import SCORE_LOSSES
 from raytriever.models.packing import Buckets, TokenBatch, texts_of, tokens_of
 from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever
+from raytriever.training.batch_loader import Batch, Passes
 from raytriever.training.parallel.gradient_caching import Encode, Vote, cached_loss, count_kept
-from raytriever.training.worker_batch import Batch, Passes
 
 
 def level(texts: Buckets, vote: Vote) -> Buckets:

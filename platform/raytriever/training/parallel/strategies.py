@@ -19,9 +19,9 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.models.checkpoint_model import Slice
 from raytriever.models.device_memory import HostCopy
+from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.worker_batch import Batch
 
 # torch 2.13 renamed this setting, and warns about the old name.
 _NEW = "forward_sync_buffers"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raytriever.cluster.worker_events import (
+from raytriever.cluster.events_and_restarts import (
     CheckpointEvent,
     LogMessage,
     LostWorker,
@@ -19,7 +19,7 @@ from raytriever.cluster.worker_events import (
     StepEvent,
     ValidationEvent,
 )
-from raytriever.core import activity
+from raytriever.core import progress
 from raytriever.experiments.run import event_recorder as module
 from raytriever.experiments.run.event_recorder import Recorder, headline_metrics
 from raytriever.tracking.step_log import STEPS, StepLog, read_curve
@@ -173,8 +173,8 @@ def test_the_headline_metrics_are_short_and_start_with_the_loss() -> None:
 def test_the_status_before_and_between_steps_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(activity, "SILENCE_SECONDS", 0.1)
-    monkeypatch.setattr(activity, "SHORT_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(progress, "SHORT_SECONDS", 0.02)
 
     def reported() -> set[str]:
         lines: list[str] = []

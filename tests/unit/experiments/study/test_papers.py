@@ -15,8 +15,7 @@ from abstain import PACKS, candidates_of
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.differences.differences_by_seed import SeededResults, SeedMetrics
 from raytriever.experiments.study.claims import DID_NOT, HELD, NOT_MEASURED
-from raytriever.experiments.study.definition import Study
-from raytriever.experiments.study.study_file import load_study, read_figures
+from raytriever.experiments.study.study_file import Study, load_study, read_figures
 from raytriever.training.run_config import check_config
 
 STUDIES = Path(__file__).parents[4] / "studies"

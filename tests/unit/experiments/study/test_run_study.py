@@ -21,9 +21,9 @@ from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.results import Results, as_read
 from raytriever.experiments.study.claims import Claim, above
-from raytriever.experiments.study.definition import Arm, Study
 from raytriever.experiments.study.outcome import read_arm, seeds_of, write_study
 from raytriever.experiments.study.run_study import SETTINGS, check_directory, run_arms, settings_of
+from raytriever.experiments.study.study_file import Arm, Study
 from raytriever.experiments.study.train_arm import arm_folder, evaluation_of, open_arm
 from raytriever.metrics.auc import auc_pseudo_values, pooled_auc
 from raytriever.training.run_config import Config, dump_config, override
@@ -50,7 +50,7 @@ def start_study(folder: Path) -> Study:
     run, _ = open_arm(folder, before, 0)
     run.begin("model: {model: minilm}")
     (run.path / "evaluation").mkdir()
-    request = as_read(evaluation_of(before, "minilm", "fp32").content("fp32"))
+    request = as_read(evaluation_of(before, "minilm", "fp32").content())
     Results(request=request).write(run.path / "evaluation")
     run, config = open_arm(folder, cl, 1)
     assert config is not None

@@ -14,9 +14,8 @@ from raytriever.evaluation.differences.differences_by_seed import SeededResults,
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.experiments.study.claims import HELD
-from raytriever.experiments.study.definition import Arm
 from raytriever.experiments.study.run_study import SETTINGS, settings_of
-from raytriever.experiments.study.study_file import load_study
+from raytriever.experiments.study.study_file import Arm, load_study
 from raytriever.experiments.study.train_arm import evaluation_of, open_arm
 from raytriever.tracking.tracker import Tracker
 from raytriever.training.run_config import dump_config

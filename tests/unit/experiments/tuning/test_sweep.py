@@ -8,7 +8,7 @@ import pytest
 
 from raytriever.core.errors import StorageError
 from raytriever.core.terminal import markdown_table, text_table
-from raytriever.experiments.tuning.sweep_figure import save_response
+from raytriever.experiments.tuning.ray.sweep import save_response
 from raytriever.experiments.tuning.trial_log import Trial, find_best, rank_trials, read_trials, sweep_rows, write_trials
 
 METRIC = "ndcg_at_10"

@@ -23,9 +23,9 @@ from ray.tune.search import Searcher
 from raytriever.cluster.events_and_restarts import open_event_queue
 from raytriever.cluster.gpus_and_placement import gpus_of_trial
 from raytriever.cluster.ray_session import DriverContext
-from raytriever.cluster.train.fit_thread import FitThread
+from raytriever.cluster.train.trainer import FitThread
 from raytriever.cluster.train.validate_checkpoint import DEV
-from raytriever.core.activity import activity
+from raytriever.core.progress import activity
 from raytriever.experiments.tuning.ray.run_trial import STEP, SweepContext, TrialJob, run_trial
 from raytriever.experiments.tuning.ray.shared_training_data import SweepData
 from raytriever.experiments.tuning.ray.trial_manager import SweepPlan, TrialManager

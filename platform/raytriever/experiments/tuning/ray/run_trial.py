@@ -14,12 +14,11 @@ from typing import Any
 import ray
 from ray import tune
 
-from raytriever.cluster.events_and_restarts import EventQueue
+from raytriever.cluster.events_and_restarts import CheckpointEvent, Event, EventQueue, StepEvent, ValidationEvent
 from raytriever.cluster.gpus_and_placement import count_gpus
 from raytriever.cluster.ray_session import DriverContext
 from raytriever.cluster.train.train_worker import TrainingJob
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.cluster.worker_events import CheckpointEvent, Event, StepEvent, ValidationEvent
 from raytriever.core.errors import UserError
 from raytriever.data.hard_negatives import NegativesTable
 from raytriever.data.prepare.open_dataset import open_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.data.hard_negatives import NegativesTable
-from raytriever.experiments.run.open_run import open_run
+from raytriever.experiments.run.open_run import open_run, record_of
 from raytriever.experiments.run.open_training import NegativesCache, OpenTraining, count_steps, resolved_config
 from raytriever.experiments.tuning.ray.run_trial import TrialJob
 from raytriever.experiments.tuning.space import Point, SearchSpace
@@ -71,8 +71,7 @@ class SweepData:
     def record(self) -> DatasetRecord:
         """Return the data set on which all trials are compared, for the tracker."""
         opened = next(iter(self._trainings.values()))
-        dataset = opened.data.datasets[0]
-        return DatasetRecord(dataset.name, opened.config.data.dataset, dataset.digest, dataset.counts())
+        return record_of(opened.data.datasets[0], opened.config)
 
     def _open(self, config: Config) -> None:
         key = _key(config)

@@ -16,19 +16,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
 from raytriever.cluster.ray_session import check_cluster, ray_session
 from raytriever.cluster.train.validate_checkpoint import DEV, dev_protocol
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, UserError, setting
 from raytriever.core.machine import usable_cores
 from raytriever.core.options import did_you_mean
+from raytriever.core.progress import activity
 from raytriever.core.store.commit import MANIFEST, committed_directory, remove, write_atomically
 from raytriever.core.terminal import markdown_table
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.results import Results
+from raytriever.experiments.report.figures import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.experiments.run.open_run import open_run
 from raytriever.experiments.run.run_directory import METRICS, RunDirectory
 from raytriever.experiments.run.whole_run import closing_evaluation, conclude, finished_results
@@ -44,7 +46,6 @@ from raytriever.experiments.tuning.space import (
     parse_search_space,
     short_name,
 )
-from raytriever.experiments.tuning.sweep_figure import save_response
 from raytriever.experiments.tuning.trial_log import (
     FAILED,
     FINISHED,
@@ -53,6 +54,7 @@ from raytriever.experiments.tuning.trial_log import (
     Trial,
     find_best,
     read_trials,
+    setting_text,
     sweep_rows,
 )
 from raytriever.tracking.spool import Spool, send_pending
@@ -113,13 +115,9 @@ def run_sweep(
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
         raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
     trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
-    best = find_best(trials, plan.metric)
-    has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
-    has_ended = has_ended and (output / TABLE).is_file()
-    stored = open_best(output, trial_config(base, dict(best.settings))) if has_ended and best is not None else None
-    if stored is not None and (results := finished_results(stored)):
+    if finished := _finished_sweep(output, plan, trials):
         send_pending(output, trackers, log)
-        return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=results, is_new=False)
+        return finished
 
     check_trackers(trackers)
     check_cluster()
@@ -137,28 +135,31 @@ def run_sweep(
             for section, values in settings.items()
         }
         tracker.describe(constant, data.record(), tags)
-        workers = base.training.workers[1]
-        requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
-        with ray_session(requested - COORDINATORS):
-            plan = replace(
-                plan, at_once=search.trials_at_once or count_slots(workers, gpus_of_trial(search.trial_gpus))
-            )
-            manager = TrialManager(
-                folder=output, plan=plan, data=data, trials=trials, tracker=tracker, run_name=run_name, log=log
-            )
+        workers, at_once = base.training.workers[1], search.trials_at_once
+        with ray_session(workers * (at_once or max(1, usable_cores() // workers)) - COORDINATORS):
+            plan = replace(plan, at_once=at_once or count_slots(workers, gpus_of_trial(search.trial_gpus)))
+            manager = TrialManager(output, plan, data, trials, tracker, run_name, log)
             try:
                 if manager.remaining:
                     run_trials(manager, plan, search, data)
             finally:
                 manager.close()
-        trials = manager.trials
-        best, measured = find_best(trials, plan.metric), None
+        best, results = find_best(manager.trials, plan.metric), None
         if best is not None:
-            folder = manager.folder_of(best.number)
-            config = trial_config(base, dict(best.settings))
-            measured = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
-        write_sweep(output, trials, space, plan.metric, tracker)
-    return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, results=measured, is_new=True)
+            folder, config = manager.folder_of(best.number), trial_config(base, dict(best.settings))
+            results = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
+        write_sweep(output, manager.trials, space, plan.metric, tracker)
+    return SweepResult(output, manager.trials, plan.metric, best, results, is_new=True)
+
+
+def _finished_sweep(output: Path, plan: SweepPlan, trials: Sequence[Trial]) -> SweepResult | None:
+    """Return the result of a sweep whose trials and evaluation have ended; None for any other."""
+    best = find_best(trials, plan.metric)
+    has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
+    if best is None or not has_ended or not (output / TABLE).is_file():
+        return None
+    results = finished_results(open_best(output, trial_config(plan.base, dict(best.settings))))
+    return SweepResult(output, list(trials), plan.metric, best, results, is_new=False) if results else None
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
@@ -261,3 +262,46 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
     for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
         if (output / name).exists():
             tracker.log_file(output / name)
+
+
+def metric_label(name: str) -> str:
+    """Return the title of a metric, including those that are measured on dev batches."""
+    if name in (DEV_LOSS, BATCH_AUC):
+        return name.replace("_", " ").replace("auc", "AUC")
+    return metric_title(name.removeprefix(DEV))
+
+
+def save_response(
+    path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, log: bool
+) -> None:
+    """Draw the metric over one dimension, with a point for each trial and a line through the means.
+
+    Args:
+        key: dimension whose values are numbers.
+        by: dimension with a line for each value, such as the loss; None for one line.
+    """
+    finished = [t for t in trials if t.value(metric) is not None and isinstance(t.settings[key], int | float)]
+    if not finished:
+        return
+    groups = list(dict.fromkeys(t.settings[by] for t in finished)) if by else [None]
+    with picture(path, WIDTH, HEIGHT) as figure:
+        axes = figure.add_subplot()
+        for group, (color, dash) in zip(groups, lines(), strict=False):
+            own = [t for t in finished if by is None or t.settings[by] == group]
+            x, y = np.array([float(t.settings[key]) for t in own]), np.array([t.metrics[metric] for t in own])
+            axes.plot(x, y, "o", color=color, alpha=0.45, markersize=4)
+            values = np.unique(x)
+            means = [y[x == value].mean() for value in values]
+            axes.plot(values, means, color=color, linestyle=dash, label=label(setting_text(group)) if by else None)
+        if log:
+            axes.set_xscale("log")
+            plain_log_ticks(axes.xaxis)
+        ticks = sorted({float(t.settings[key]) for t in finished})
+        if len(ticks) <= 6:
+            axes.set_xticks(ticks, [setting_text(tick) for tick in ticks])
+            axes.set_xticks([], minor=True)
+        axes.set(
+            xlabel=short_name(key), ylabel=f"{title} on dev", title=f"{title} by {short_name(key)}, means and trials"
+        )
+        if by:
+            axes.legend(loc="best")

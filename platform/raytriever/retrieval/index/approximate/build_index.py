@@ -6,9 +6,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.progress import Progress
+from raytriever.core.progress import Progress, activity
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
 from raytriever.retrieval.index.approximate.faiss_indexes import FaissFinder, Flat, Hnsw, Ivf, default_code_bytes
 from raytriever.retrieval.index.approximate.index_settings import IndexConfig

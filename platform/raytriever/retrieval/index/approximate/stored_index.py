@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.core.activity import activity
 from raytriever.core.errors import StorageError, setting
+from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import read_array
 from raytriever.core.reading.json_and_yaml import conform
 from raytriever.core.store.commit import MANIFEST, read_manifest

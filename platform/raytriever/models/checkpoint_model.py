@@ -91,18 +91,12 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
 
 @dataclass(frozen=True)
 class Slice:
-    """Range of values of a flattened tensor.
-
-    Args:
-        values: values of the range, one-dimensional.
-        start: index of the first value in the flattened tensor.
-        shape: shape of the whole tensor.
-    """
+    """Range of values of a flattened tensor."""
 
     name: str
-    values: Tensor
-    start: int
-    shape: tuple[int, ...]
+    values: Tensor  # values of the range, one-dimensional
+    start: int  # index of the first value in the flattened tensor
+    shape: tuple[int, ...]  # shape of the whole tensor
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:

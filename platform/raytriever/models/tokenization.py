@@ -147,20 +147,14 @@ def require_fast(tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """Template by which a tokenizer turns the content of a text into the input of an encoder.
+    """Template by which a tokenizer turns the content of a text into the input of an encoder."""
 
-    Args:
-        before, after: ids of the special tokens before and after the content.
-        keep_end: truncate a long text on the left, not on the right.
-        pad_token: id of the padding token.
-        pad_left: pad on the left, not on the right.
-    """
-
+    # `before`, `after`: ids of the special tokens before and after the content.
     before: tuple[int, ...]
     after: tuple[int, ...]
-    keep_end: bool
-    pad_token: int
-    pad_left: bool
+    keep_end: bool  # truncate a long text on the left, not on the right
+    pad_token: int  # id of the padding token
+    pad_left: bool  # pad on the left, not on the right
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:

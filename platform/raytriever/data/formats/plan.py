@@ -57,24 +57,19 @@ RowsOf = Callable[[Mapping[str, Any]], Iterable[Any] | None]
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a data set and its parser.
+    """One file of a data set and its parser."""
 
-    Args:
-        where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` with `#docs`, `#queries` or `#qrels`.
-        kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
-            JSON array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
-        header: for a `tsv` with a header, the columns that its first row must name; for a `table`, the name of each
-            column in its format.
-        split: split of its judgements; None if it has no judgements or its rows name the split; "" if it is unknown.
-        rows: function that returns the rows of an `object`.
-    """
-
-    where: str
+    where: str  # absolute path or URI; for the kind `ir`, a name of `ir_datasets` with `#docs`, `#queries` or `#qrels`
+    # `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a JSON
+    # array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
     kind: Kind
     parse: RowParser
+    # For a `tsv` with a header, the columns that its first row must name; for a `table`, the name of each column in its
+    # format.
     header: tuple[str, ...] = ()
+    # Split of its judgements; None if it has no judgements or its rows name the split; "" if it is unknown.
     split: str | None = None
-    rows: RowsOf | None = None
+    rows: RowsOf | None = None  # function that returns the rows of an `object`
 
     @classmethod
     def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:
@@ -84,20 +79,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Format and parts of a data set.
-
-    Args:
-        parts: files of the data set, files with only texts first.
-        note: message about how the files are read, if that was guessed.
-        division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
-        has_queries: whether the data set must have a query; a corpus alone can be encoded and searched.
-    """
+    """Format and parts of a data set."""
 
     format: str
-    parts: tuple[Part, ...]
-    has_queries: bool = True
-    note: str = ""
-    division: str = ""
+    parts: tuple[Part, ...]  # files of the data set, files with only texts first
+    has_queries: bool = True  # whether the data set must have a query; a corpus alone can be encoded and searched
+    note: str = ""  # message about how the files are read, if that was guessed
+    division: str = ""  # bounds by which a single file is divided into splits; empty if files or rows name the splits
 
 
 def kind_of(path: str) -> Kind:

@@ -51,20 +51,13 @@ _REMEDY = "restore the run directory, or give only its model/ directory"
 
 @dataclass(frozen=True)
 class Parity:
-    """Comparison of a graph with its tower.
+    """Comparison of a graph with its tower."""
 
-    Args:
-        form: `onnx` or `openvino`.
-        side: `query` or `passage`; `passage` if both share a tower.
-        difference: largest difference of a component, relative to the length of the embedding.
-        cosine: lowest cosine of two embeddings of one text.
-    """
-
-    form: str
-    side: Side
+    form: str  # `onnx` or `openvino`
+    side: Side  # `query` or `passage`; `passage` if both share a tower
     texts: int
-    difference: float
-    cosine: float
+    difference: float  # largest difference of a component, relative to the length of the embedding
+    cosine: float  # lowest cosine of two embeddings of one text
 
     def __str__(self) -> str:
         return (

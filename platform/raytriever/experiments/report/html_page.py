@@ -46,18 +46,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, in this order.
-
-    Args:
-        tables: tables; those of one group must be consecutive.
-        pictures: figures; those with one heading must be consecutive.
-        queries: content of `per_query/` by data set; `choose_queries` selects those that the page shows.
-    """
+    """Content of a page, in this order."""
 
     title: str
     about: Sequence[str] = ()
-    tables: Sequence[ReportTable] = ()
-    pictures: Sequence[Picture] = ()
+    tables: Sequence[ReportTable] = ()  # tables; those of one group must be consecutive
+    pictures: Sequence[Picture] = ()  # figures; those with one heading must be consecutive
+    # Content of `per_query/` by data set; `choose_queries` selects those that the page shows.
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: str = ""
 

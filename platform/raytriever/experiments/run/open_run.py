@@ -55,19 +55,13 @@ from raytriever.training.run_config import STAGES, Config, dump_config, errors_o
 
 @dataclass(frozen=True)
 class OpenRun:
-    """Run whose settings, data and model have been checked.
-
-    Args:
-        dataset: data set for the evaluation, with its test split.
-        encoder: description in one line of how the encoder reads texts.
-        weights: bytes of the encoder's weights in float32.
-    """
+    """Run whose settings, data and model have been checked."""
 
     config: Config
-    dataset: RetrievalDataset
+    dataset: RetrievalDataset  # data set for the evaluation, with its test split
     trainings: tuple[OpenTraining, ...]
-    encoder: str
-    weights: int
+    encoder: str  # description in one line of how the encoder reads texts
+    weights: int  # bytes of the encoder's weights in float32
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings for the tracker, including values from the model and the machine."""

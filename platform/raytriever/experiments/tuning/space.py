@@ -95,20 +95,15 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One searched setting.
-
-    Args:
-        values: values of a grid; if there is no range, every sampler uses them.
-        low, high: ends of a range; None for a list of values.
-        log: whether values are drawn uniformly on a logarithmic scale.
-    """
+    """One searched setting."""
 
     section: str
     name: str
-    values: tuple[Any, ...]
+    values: tuple[Any, ...]  # values of a grid; if there is no range, every sampler uses them
+    # `low`, `high`: ends of a range; None for a list of values.
     low: float | None = None
     high: float | None = None
-    log: bool = False
+    log: bool = False  # whether values are drawn uniformly on a logarithmic scale
     whole: bool = False
 
     @property

@@ -32,24 +32,16 @@ class TrialError(UserError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial.
+    """One trial."""
 
-    Args:
-        number: number from 0; its directory is `trials/NUMBER` with three or more digits.
-        settings: its point of the search space, by `section.setting`.
-        status: `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
-        metrics: metrics on the dev split, if it is finished.
-        seconds: duration, over all calls.
-        reason: reason why it failed, or the step at which it was stopped.
-    """
-
-    number: int
-    settings: Mapping[str, Any]
+    number: int  # number from 0; its directory is `trials/NUMBER` with three or more digits
+    settings: Mapping[str, Any]  # its point of the search space, by `section.setting`
+    # `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
     status: Status = RUNNING
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics on the dev split, if it is finished
     steps: int = 0
-    seconds: float = 0.0
-    reason: str = ""
+    seconds: float = 0.0  # duration, over all calls
+    reason: str = ""  # reason why it failed, or the step at which it was stopped
 
     @property
     def name(self) -> str:

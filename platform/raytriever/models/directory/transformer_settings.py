@@ -75,17 +75,11 @@ class _Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Transformer:
-    """Transformer of a model, with its tokenizer.
+    """Transformer of a model, with its tokenizer."""
 
-    Args:
-        folder: folder with `config.json`, the tokenizer and the weights.
-        settings: settings of sentence-transformers; empty if there are none.
-        file: file of these settings.
-    """
-
-    folder: Path
-    settings: dict[str, Any]
-    file: Path
+    folder: Path  # folder with `config.json`, the tokenizer and the weights
+    settings: dict[str, Any]  # settings of sentence-transformers; empty if there are none
+    file: Path  # file of these settings
 
     @classmethod
     def read(cls, folder: Path) -> Transformer:

@@ -67,15 +67,10 @@ class _MappedArray:
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """Vectors of one side of a data set, in files.
+    """Vectors of one side of a data set, in files."""
 
-    Args:
-        name: folder and side, for errors.
-        ids: ids of the vectors, as an Arrow array of distinct strings.
-    """
-
-    name: str
-    ids: Any
+    name: str  # folder and side, for errors
+    ids: Any  # ids of the vectors, as an Arrow array of distinct strings
     arrays: Sequence[_MappedArray]
 
     def __len__(self) -> int:

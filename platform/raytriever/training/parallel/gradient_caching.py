@@ -58,19 +58,13 @@ Encode = Callable[[TokenBatch, Side], Tensor]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Chunk of a batch, with the results of the passes over it.
-
-    Attributes:
-        state: dropout state before its first pass; not set if its activations are kept.
-        embeddings: embeddings with their activations, until they are differentiated.
-        gradient: gradient of the loss by its embeddings.
-    """
+    """Chunk of a batch, with the results of the passes over it."""
 
     tokens: TokenBatch
     side: Side
-    state: DropoutState = field(init=False)
-    embeddings: Tensor | None = None
-    gradient: Tensor = field(init=False)
+    state: DropoutState = field(init=False)  # dropout state before its first pass; not set if its activations are kept
+    embeddings: Tensor | None = None  # embeddings with their activations, until they are differentiated
+    gradient: Tensor = field(init=False)  # gradient of the loss by its embeddings
 
 
 def cached_loss(

@@ -117,21 +117,11 @@ def decide_dataset(
         if of_passages:
             passages = decide_passages(measured, model, of_passages)
         if of_answers or of_passages:
-            parts = list(zip(measured.parts, indexes, strict=True))
-            checking = _joined(
-                [questions_of(one.judged, one.evaluations[model], index, removed) for one, index in parts]
-            )
-            choosing = checking
-            if measured.parts[0].calibration[model] is not measured.parts[0].evaluations[model]:
-                choosing = _joined(
-                    [
-                        questions_of(one.calibration_judged or one.judged, one.calibration[model], index, removed)
-                        for one, index in parts
-                    ]
-                )
-            answers = decide_questions(measured.source.name, choosing, checking, of_answers, confidence)
+            splits = [list(zip(split, indexes, strict=True)) for split in measured.splits(model)]
+            asked = [_joined([questions_of(*one, index, removed) for one, index in split]) for split in splits]
+            answers = decide_questions(measured.source.name, asked[-1], asked[0], of_answers, confidence)
             if not removed and answers.is_checked_apart:
-                without = [_without_answers(part.judged, part.evaluations[model], index) for part, index in parts]
+                without = [_without_answers(*one, index) for one, index in splits[0]]
                 unasked = _shares_of(answers, _joined([one for one in without if len(one)] or without))
         error = calibration_error_of_scores(pools, checked)
         decisions.append(ModelDecision(model, answers, pairs, error, unasked, passages))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import starmap
 
 import numpy as np
 
@@ -47,13 +48,8 @@ def decide_passages(measured: DatasetMeasurement, model: str, wanted: Sequence[f
     If a split has few questions, the questions of both splits choose and test the thresholds, as in
     `metrics.answer_threshold.decide`.
     """
-    checking = reduce(
-        RankedPassages.joined, [ranked_passages(part.judged, part.evaluations[model]) for part in measured.parts]
-    )
-    choosing = checking
-    if measured.parts[0].calibration[model] is not measured.parts[0].evaluations[model]:
-        parts = [(part.calibration_judged or part.judged, part.calibration[model]) for part in measured.parts]
-        choosing = reduce(RankedPassages.joined, [ranked_passages(*part) for part in parts])
+    splits = [reduce(RankedPassages.joined, starmap(ranked_passages, split)) for split in measured.splits(model)]
+    checking, choosing = splits[0], splits[-1]
     is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
     every = choosing if is_split or choosing is checking else choosing.joined(checking)
     checked, worth = (checking, 1.0) if is_split else (every, WORTH)

@@ -136,6 +136,13 @@ class DatasetMeasurement:
         notes = (part.evaluations[model].notes for part in self.parts)
         return [label + note for label, some in zip(labels, notes, strict=True) for note in some]
 
+    def splits(self, model: str) -> list[list[tuple[JudgedQueries, Evaluation]]]:
+        """Return the judged queries and results of each part: on the evaluated split, and on the one that chooses
+        thresholds if that is another one."""
+        evaluated = [(part.judged, part.evaluations[model]) for part in self.parts]
+        chosen_on = [(part.calibration_judged or part.judged, part.calibration[model]) for part in self.parts]
+        return [evaluated] if chosen_on[0][1] is evaluated[0][1] else [evaluated, chosen_on]
+
     def pools(self, model: str) -> ScoredPools:
         """Return the scores of all parts in one pool."""
         return pool_scores([part.evaluations[model] for part in self.parts])

@@ -251,17 +251,19 @@ def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
     assert not list(done.output.parent.glob(".out.aside*"))
 
 
-def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -> None:
+def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     a, b = ModelConfig(str(tiny_encoder)), ModelConfig(str(tiny_encoder), query_length=9)
     models = [EvaluatedModel("bm25", Bm25()), EvaluatedModel("a", a), EvaluatedModel("b", b)]
     cpu = torch.device("cpu")
-    both, one = (Encoders(models, "fp32", cpu, print, limit) for limit in (2**30, 1))
-    assert both[a] is both[a]
+    both, one = (Encoders(models, "fp32", cpu, print) for _ in range(2))
+    kept = both[a], both[b]
+    assert both[a] is kept[0]
+    monkeypatch.setattr("raytriever.evaluation.systems.KEPT_BYTES", 1)
     first = one[a]
     assert one[a] is first
-    assert one[b] is not both[b]
+    assert one[b] is not kept[1]
     assert one[a] is not first  # it had to give way, and was loaded again
     assert list(one.systems) == ["bm25", "a", "b"]
     assert one.systems["b"]["width"] == 32

@@ -131,17 +131,12 @@ def _figure(picture: Picture) -> str:
 
 
 def choose_queries(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the queries of one data set for the script of a page, from `per_query/DATASET.json`.
+    """Select the queries of one data set for the script of a page, from `per_query/DATASET.json`; see
+    `evaluation_files.per_query_content` (a value may be null).
 
-    Args:
-        content: `{"queries", "texts", "models": {NAME: {"metrics": {metric: [value]}, "top": [[[id, title, text, score,
-            grade or null]]]}}, "relevant": [[[id, title, text, grade]]]}`; a value may be null.
-
-    Returns:
-        `{"models", "metrics", "of", "depth", "documents": [[id, title, text]], "queries": [{"id", "text",
-        "values": [[value per metric] per model], "top": [[[document, grade, score]] per model],
-        "relevant": [[document, grade]]}]}`. A document is its index in `documents`, which has each document once.
-    """
+    Return `{"models", "metrics", "of", "depth", "documents": [[id, title, text]], "queries": [{"id", "text", "values":
+    [[value per metric] per model], "top": [[[document, grade, score]] per model], "relevant": [[document, grade]]}]}`.
+    A document is its index in `documents`, which has each document once."""
     models = list(content["models"])
     metrics = list(dict.fromkeys(name for model in content["models"].values() for name in model["metrics"]))
     count = len(content["queries"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from contextlib import suppress
 from typing import Any
 
 _YAML = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -29,7 +30,9 @@ def split_front_matter(text: str) -> tuple[str, str]:
         is_settings = _SETTING.match(match[1]) or not match[1].strip()
         return (_yaml_title(match[1]), text[match.end() :]) if is_settings else ("", text)
     if match := _TOML.match(text):
-        return _toml_title(match[1]), text[match.end() :]
+        with suppress(ValueError):
+            return _text(tomllib.loads(match[1]).get("title")), text[match.end() :]
+        return _title_line(match[1]), text[match.end() :]
     if match := _KEYS.match(text):
         keys = {line.partition(":")[0].strip().lower() for line in match[1].splitlines() if not line[0].isspace()}
         if "title" in keys or keys <= _OF_PAGES:
@@ -49,13 +52,6 @@ def _yaml_title(block: str) -> str:
     except (yaml.YAMLError, ValueError, AttributeError):  # such as `title: Pumps: an introduction`
         return _title_line(match[0])
     return _text(value)
-
-
-def _toml_title(block: str) -> str:
-    try:
-        return _text(tomllib.loads(block).get("title"))
-    except ValueError:
-        return _title_line(block)
 
 
 def _title_line(block: str) -> str:

@@ -75,13 +75,8 @@ def import_folder(
     )
     skipped = {_printable(path): reason for path, reason in source.left_out.items()}
     summary = ImportSummary(output, skipped=skipped, others=others, questions=questions, replaces=earlier is not None)
-    meta = {
-        "kind": KIND,
-        "source": source.where,
-        "seed": config.seed,
-        "chunk_tokens": chunker.tokens,
-        "overlap_tokens": chunker.overlap,
-    }
+    sizes = {"chunk_tokens": chunker.tokens, "overlap_tokens": chunker.overlap}
+    meta = {"kind": KIND, "source": source.where, "seed": config.seed, **sizes}
     with committed_directory(output, meta, replace=earlier is not None) as aside:
         work = _Import(aside, summary, chunker, splits)
         work.write_corpus([file for file in files if kinds.kind_of_document(file.path)], log)

@@ -1,10 +1,12 @@
 """Front matter: the settings of a page before its text, as site generators read them.
 
-YAML between `---`, TOML between `+++`, and lines `Title: ...` of MultiMarkdown and Pelican. Only the title is used.
+YAML between `---`, TOML between `+++`, a JSON object, and lines `Title: ...` of MultiMarkdown and Pelican. Only the
+title is used.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from contextlib import suppress
@@ -37,7 +39,7 @@ def split_front_matter(text: str) -> tuple[str, str]:
         keys = {line.partition(":")[0].strip().lower() for line in match[1].splitlines() if not line[0].isspace()}
         if "title" in keys or keys <= _OF_PAGES:
             return _title_line(match[1]), text[match.end() :]
-    return "", text
+    return _split_json(text)
 
 
 def _yaml_title(block: str) -> str:
@@ -57,6 +59,15 @@ def _yaml_title(block: str) -> str:
 def _title_line(block: str) -> str:
     match = _TITLE_LINE.search(block)
     return " ".join(match[1].split()).strip("\"'") if match else ""
+
+
+def _split_json(text: str) -> tuple[str, str]:
+    if re.match(r"\{[ \t]*\n", text):
+        with suppress(ValueError, RecursionError):
+            settings, end = json.JSONDecoder().raw_decode(text)
+            if isinstance(settings, dict) and re.match(r"[ \t]*\n\s*\S", text[end:]):
+                return _text(settings.get("title")), text[end:]
+    return "", text
 
 
 def _text(value: Any) -> str:

@@ -20,12 +20,13 @@ from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.results import without_nan
-from raytriever.experiments.report.figures import PANEL, label, lines, picture
+from raytriever.experiments.report.figures import label, lines, picture
 from raytriever.metrics.answer_confidence import NAMES, SCORE
 from raytriever.metrics.selective_retrieval import bootstrap_interval, resampling_weights
 from selection import pseudo_values, risk_coverage
 
 SAMPLES, SEED = 1_000, 0
+PANEL = 3.4  # width of a panel in inches
 _COLUMNS = 3
 # Decimals and title of each metric.
 _TITLES = {

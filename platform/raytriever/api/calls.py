@@ -39,15 +39,9 @@ def checked(settings: T) -> T:
 
 @contextmanager
 def working(name: str, output: Path | None = None) -> Iterator[None]:
-    """Do long work while no other process can write `output`. The signal handlers of the program stay.
-
-    Args:
-        name: Name of the function, for the line that is shown while nothing else is printed.
-        output: a directory that the work writes, if any; it need not exist.
-
-    Raises:
-        InUseError: another process is writing the directory.
-    """
+    """Do long work while no other process can write `output`, a directory that need not exist; the line that is shown
+    while nothing else is printed has the name of the function. The signal handlers of the program stay. Raise
+    `InUseError` if another process is writing the directory."""
     remedy = "wait until it has ended, or give another output"
     with (
         activity(f"raytriever.{name} is working"),

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from raytriever.api import tables_in_memory as tables
 from raytriever.api.calls import checked, public, working
 from raytriever.core.errors import ConfigError, DataError
+from raytriever.core.options import check_options
 from raytriever.core.terminal import warn
+from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import Files
-from raytriever.data.formats.train_dev_test import Shares
+from raytriever.data.formats.train_dev_test import Shares, shares_of
 
 if TYPE_CHECKING:
     import datasets
@@ -146,7 +148,8 @@ class Dataset:
         """
         if (queries is None) != (judgements is None):
             raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
-        shares = tables.shares_within(test_share, dev_share)
+        check_options(config := SplitConfig(test_share, dev_share))
+        shares = shares_of(config)
         if queries is None:
             files = tables.pair_files(tables.frame_table("pairs", frame), query, passage, split, shares)
         else:

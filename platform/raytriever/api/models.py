@@ -283,11 +283,8 @@ def run_precision(name: str) -> str | None:
 
 
 def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
-    """Return the precision of a call: the explicit one, or the one of its models.
-
-    Raises:
-        ConfigError: the precision is unknown, or the models were loaded with different precisions.
-    """
+    """Return the precision of a call: the explicit one, or the one of its models. Raise `ConfigError` if the precision
+    is unknown, or the models were loaded with different precisions."""
     if explicit not in (None, *PRECISIONS):
         raise ConfigError(f"unknown value {explicit!r}", "precision", "give 'fp32', 'bf16' or 'int8'")
     given = [model.model if isinstance(model, Run) else model for model in models if model is not None]
@@ -302,15 +299,9 @@ def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
 
 
 def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
-    """Return texts as a list. Tokenizers refuse lone surrogates (halves of a UTF-16 pair), so each becomes `?`.
-
-    Args:
-        texts: a sequence, a Series, a column of `datasets`, an array or an iterator.
-        argument: name of the argument, for errors.
-
-    Raises:
-        ConfigError: it is a single text, an unordered collection, a mapping or a table, or an element is not a string.
-    """
+    """Return a sequence, a Series, a column of `datasets`, an array or an iterator of texts as a list. Tokenizers
+    refuse lone surrogates (halves of a UTF-16 pair), so each becomes `?`. Raise `ConfigError` about the argument if it
+    is a single text, an unordered collection, a mapping or a table, or an element is not a string."""
     from raytriever.data.hashed_ids import as_utf8
 
     if isinstance(texts, str | bytes):

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.options import check_options, did_you_mean
+from raytriever.core.options import did_you_mean
 from raytriever.core.paths import FILE
 from raytriever.core.store.object_stores import is_uri
 from raytriever.core.terminal import warn
-from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import Files, Row, Rows, json_value
 from raytriever.data.formats.beir import UNANSWERABLE
 from raytriever.data.formats.csv_and_tsv import TableFile
 from raytriever.data.formats.csv_tables import PASSAGE, QUERY, choose_columns, column_names, value_of, votes_note
 from raytriever.data.formats.plan import ANSWERABLE, is_answerable
-from raytriever.data.formats.train_dev_test import Division, Shares, shares_of
+from raytriever.data.formats.train_dev_test import Division, Shares
 from raytriever.data.records_and_bad_rows import BadRow
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -33,13 +32,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with named columns.
-
-    Args:
-        title: Title of the table in errors, such as `documents`.
-        columns: names of the columns.
-        rows: function that returns an iterator over the rows, from the first row at each call.
-    """
+    """Rows with named columns, and the title of the table in errors, such as `documents`. `rows` returns an iterator
+    over the rows, from the first row at each call."""
 
     title: str
     columns: tuple[str, ...]
@@ -98,12 +92,6 @@ def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any)
 
 def _unanswerable_rows(names: Sequence[Any]) -> Rows:
     return lambda: ({"query-id": name} for name in names)
-
-
-def shares_within(test: float | None, dev: float | None) -> Shares:
-    """Return the shares of test and dev. Raises `ConfigError` if one is out of range or nothing is left to train."""
-    check_options(config := SplitConfig(test, dev))
-    return shares_of(config)
 
 
 def refuse_shares(shares: Shares, decider: str) -> None:

@@ -288,13 +288,8 @@ def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dic
 def _cached_negatives(
     data: DataConfig, name: str | None, model: ModelConfig | None, judge: str, decides: list[Any]
 ) -> Path:
-    """Return the cache path of a table. Its name is a digest of all settings that decide its content.
-
-    Args:
-        name: name of the data set; by default that of its files.
-        model: the encoder, if a method uses one.
-        decides: the other settings that decide the content.
-    """
+    """Return the cache path of a table. Its name is a digest of all settings that decide its content: the encoder, if a
+    method uses one, the judge, and the others in `decides`. The data set has the name of its files by default."""
     from raytriever.data.prepare.open_dataset import open_all_splits
     from raytriever.data.prepare.prepare_dataset import in_processes
     from raytriever.models.resolve_model import resolve_model

@@ -142,12 +142,8 @@ def check_options(config: Any) -> None:
 
 def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
     """Return the needs of the settings of some dataclasses, by name; settings without needs are left out."""
-    return {
-        field.name: field.metadata["needs"]
-        for kind in kinds
-        for field in dataclasses.fields(kind)
-        if field.metadata.get("needs")
-    }
+    fields = [field for kind in kinds for field in dataclasses.fields(kind)]
+    return {field.name: field.metadata["needs"] for field in fields if field.metadata.get("needs")}
 
 
 def without_effect(

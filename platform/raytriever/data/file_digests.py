@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from raytriever.core.store.commit import MANIFEST, Manifest, check_digests, chec
 from raytriever.data.data_sources import SourceFile, open_raw
 
 _BLOCK = 1 << 22
+MOST_MEMOS = 100_000  # cached digests; each is a file that takes 4 KB on most disks
 _EXAMINED = "whole, and its contents examined"
 
 
@@ -81,9 +84,20 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 
 def _remember(where: str, state: list[Any], value: str) -> None:
+    _bound_memos()
     with suppress(StorageError):  # on a full disk the digest is not cached, and the run goes on
         memo = json.dumps({"where": where, "state": _short(state), "known": value})
         write_atomically(_memo(where), memo, durable=False)  # a lost memo costs another comparison
+
+
+@cache
+def _bound_memos() -> None:
+    """Remove the older half of the cached digests if there are too many; checked once in a process."""
+    with suppress(OSError):
+        memos = list(os.scandir(cache_folder() / "digests"))
+        if len(memos) > MOST_MEMOS:
+            for memo in sorted(memos, key=lambda one: one.stat().st_mtime)[: len(memos) // 2]:
+                os.unlink(memo)
 
 
 def _short(state: list[Any]) -> str:

@@ -104,11 +104,8 @@ class NegativesTable:
         """Merge several tables of one data set, and add up the numbers of rows that were left out of them."""
         columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *TABLE_COLUMNS))
         merged = cls.of(dataset, *columns)
-        return replace(
-            merged,
-            relevant=merged.relevant + sum(table.relevant for table in tables),
-            repeated=merged.repeated + sum(table.repeated for table in tables),
-        )
+        left_out = {name: sum(getattr(table, name) for table in (merged, *tables)) for name in ("relevant", "repeated")}
+        return replace(merged, **left_out)
 
     @classmethod
     def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:
@@ -118,13 +115,8 @@ class NegativesTable:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         documents = [table.documents + start for table, start in zip(tables, document_starts, strict=True)]
         columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in TABLE_COLUMNS[1:]}
-        return cls(
-            offsets=offsets,
-            documents=np.concatenate(documents),
-            relevant=sum(table.relevant for table in tables),
-            repeated=sum(table.repeated for table in tables),
-            **columns,
-        )
+        left_out = {name: sum(getattr(table, name) for table in tables) for name in ("relevant", "repeated")}
+        return cls(offsets=offsets, documents=np.concatenate(documents), **left_out, **columns)
 
     @classmethod
     def none(cls, dataset: RetrievalDataset) -> NegativesTable:

@@ -83,6 +83,9 @@ _SCRIPTS = {
     "th": "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff",  # with Lao, Tibetan, Burmese and Khmer
     OTHER: "\u0590-\u05ff\u0980-\u0b7f\u0c00-\u0dff\u10a0-\u10ff\u1200-\u137f",
 }
+# Letters of the languages of a script. If two languages have equally many, it is the first of them.
+_LANGUAGES_OF_SCRIPT = {"ar": {"fa": "پچژگ", "ar": "ةىكي", OTHER: "ٹڈڑےھ"}}
+_LANGUAGES_OF_SCRIPT["ru"] = {OTHER: "іїєґ", "sr": "јљњћђ", "ru": "ыэё"}
 UNSPACED = _SCRIPTS["th"] + _SCRIPTS["zh"] + _SCRIPTS["ja"]  # scripts without spaces between words
 NGRAMS = UNSPACED + _SCRIPTS["ko"]
 _LETTERS = {code: re.compile(f"[{letters}]") for code, letters in _SCRIPTS.items()}
@@ -102,23 +105,8 @@ def detect(texts: Sequence[str]) -> str:
     script = max(counts, key=lambda code: counts[code])
     if counts[script] < _LEAST_LETTERS * max(1, total):
         return _by_function_words(words)
-    if script == "ar":
-        return _arabic_script(sample)
-    return _cyrillic(sample) if script == "ru" else script
-
-
-def _arabic_script(text: str) -> str:
-    arabic, persian, urdu = (sum(map(text.count, letters)) for letters in ("ةىكي", "پچژگ", "ٹڈڑےھ"))
-    if urdu > persian and urdu > arabic:
-        return OTHER
-    return "ar" if arabic > persian else "fa"
-
-
-def _cyrillic(text: str) -> str:
-    russian, serbian, ukrainian = (sum(map(text.count, letters)) for letters in ("ыэё", "јљњћђ", "іїєґ"))
-    if max(russian, serbian) <= ukrainian:
-        return OTHER
-    return "ru" if russian > serbian else "sr"
+    letters_of = _LANGUAGES_OF_SCRIPT.get(script, {script: ""})
+    return max(letters_of, key=lambda code: sum(map(sample.count, letters_of[code])))
 
 
 def _by_function_words(words: Sequence[str]) -> str:

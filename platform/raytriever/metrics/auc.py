@@ -339,10 +339,5 @@ def roc_curve(
     # Corners of the rectangles. Between two kept thresholds, the corner of the outer one is used.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
-    return RocCurve(
-        np.r_[np.inf, thresholds.astype(np.float64)],
-        false,
-        true,
-        np.maximum(true[lowest] - upward, 0),
-        np.minimum(true[highest] + upward, 1),
-    )
+    low, high = np.maximum(true[lowest] - upward, 0), np.minimum(true[highest] + upward, 1)
+    return RocCurve(np.r_[np.inf, thresholds.astype(np.float64)], false, true, low, high)

@@ -141,12 +141,8 @@ def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidenc
     sums, counts = _by_query(bin_of, differences, queries)
     rng, count = np.random.default_rng(_SEED), len(sums)
     rows, shares = max(1, BLOCK // count), np.full(count, 1 / count)
-    samples = np.concatenate(
-        [
-            _squared(sums, counts, rng.multinomial(count, shares, min(rows, _SAMPLES - start)).astype(np.float64))
-            for start in range(0, _SAMPLES, rows)
-        ]
-    )
+    blocks = (min(rows, _SAMPLES - start) for start in range(0, _SAMPLES, rows))
+    samples = np.concatenate([_squared(sums, counts, 1.0 * rng.multinomial(count, shares, size)) for size in blocks])
     value, bounds = _squared(sums, counts, np.ones((1, count)))[0], bootstrap_interval(samples, confidence)
     if not np.isfinite([value, *bounds]).all():
         return CalibrationError(float("nan"), float("nan"), float("nan"))

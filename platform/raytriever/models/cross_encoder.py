@@ -121,9 +121,6 @@ def _check_plain(files: ModelFiles) -> None:
 def _activation(config: Any, settings: Library) -> str:
     """Return the activation that the settings file (sentence-transformers 6) or else `config.json` names."""
     in_config = getattr(config, "sentence_transformers", None) or {}
-    path = (
-        settings.get("activation_fn")
-        or in_config.get("activation_fn")
-        or getattr(config, "sbert_ce_default_activation_function", None)
-    )
-    return str(path or "Sigmoid").rsplit(".", 1)[-1]
+    of_old = getattr(config, "sbert_ce_default_activation_function", None)
+    path = settings.get("activation_fn") or in_config.get("activation_fn") or of_old or "Sigmoid"
+    return str(path).rsplit(".", 1)[-1]

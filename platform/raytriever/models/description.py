@@ -141,18 +141,10 @@ def head_modules(files: ModelFiles, description: Description, config: ModelConfi
 
 def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
     """Return the table of prompts for any data set."""
-    fixed = [
-        side
-        for side in SIDES
-        if getattr(config, f"{side}_prompt") is not None or getattr(config, f"{side}_prompt_name") is not None
-    ]
-    return PromptTable(
-        description.query_prompt,
-        description.passage_prompt,
-        description.prompts,
-        config.dataset_prompts or {},
-        frozenset(fixed),
-    )
+    explicit = {name for name, value in vars(config).items() if value is not None}
+    fixed = frozenset(side for side in SIDES if explicit & {f"{side}_prompt", f"{side}_prompt_name"})
+    own, stored = config.dataset_prompts or {}, description.prompts
+    return PromptTable(description.query_prompt, description.passage_prompt, stored, own, fixed)
 
 
 def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, Any]:

@@ -32,9 +32,7 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
-@cache
-def _report(line: str) -> None:
-    warn(line)
+_report = cache(warn)
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:

@@ -36,12 +36,9 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ConfigError("peft is not installed", setting("lora_rank"), "pip install 'raytriever[lora]'") from error
-    settings = LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=2 * config.lora_rank if config.lora_alpha is None else config.lora_alpha,
-        lora_dropout=config.lora_dropout,
-        target_modules=_targets(backbone, config.lora_targets),
-    )
+    rank, targets = config.lora_rank, _targets(backbone, config.lora_targets)
+    alpha = 2 * rank if config.lora_alpha is None else config.lora_alpha
+    settings = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=config.lora_dropout, target_modules=targets)
     inject_adapter_in_model(settings, backbone)
     for parameter in backbone.parameters():
         if parameter.requires_grad:

@@ -150,25 +150,17 @@ def fill_buckets(
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
     order = lengths.argsort(kind="stable")
     buckets = np.split(order, cut_points(lengths[order]))
+
+    def split(parts: Sequence[int]) -> list[ndarray]:
+        return [rows for bucket, count in zip(buckets, parts, strict=True) for rows in np.array_split(bucket, count)]
+
     if most:
-        buckets = [
-            rows
-            for bucket in buckets
-            for rows in np.array_split(
-                bucket, min(len(bucket), -(-len(bucket) * int(token_cost(lengths[bucket[-1]])) // most))
-            )
-        ]
+        costs = [len(bucket) * int(token_cost(lengths[bucket[-1]])) for bucket in buckets]
+        buckets = split([min(len(bucket), -(-cost // most)) for bucket, cost in zip(buckets, costs, strict=True)])
     if tokens:
-        sizes = [max(1, tokens // int(lengths[bucket[-1]])) for bucket in buckets]
-        buckets = [
-            rows
-            for bucket, size in zip(buckets, sizes, strict=True)
-            for rows in np.array_split(bucket, -(-len(bucket) // size))
-        ]
-    return Buckets(
-        [pad(*([column[row] for row in rows] for column in columns)) for rows in buckets],
-        torch.from_numpy(order.argsort()),
-    )
+        buckets = split([-(-len(bucket) // max(1, tokens // int(lengths[bucket[-1]]))) for bucket in buckets])
+    padded = [pad(*([column[row] for row in rows] for column in columns)) for rows in buckets]
+    return Buckets(padded, torch.from_numpy(order.argsort()))
 
 
 def spans(lengths: Sequence[int], tokens: int | None) -> Iterator[slice]:

@@ -76,32 +76,21 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
                 for side, tower in towers.items()
             }
             _write_router(routes, directory / "2_Router")
-    _write_json(
-        directory / MODULES,
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{kind}"}
-            for i, (path, kind) in enumerate(modules)
-        ],
-    )
-    _write_json(
-        directory / LIBRARY_FILE,
-        {
-            # sentence-transformers has no placeholder for the title.
-            "prompts": {
-                name: fill_title(prompt)
-                for name, prompt in {
-                    **description.prompts,
-                    "query": description.query_prompt,
-                    "document": description.passage_prompt,
-                }.items()
-            },
-            "default_prompt_name": None,
-            "similarity_fn_name": description.similarity,
-            "model_type": "SentenceTransformer",
-            # sentence-transformers truncates after Normalize, so its embeddings are shorter, with the same direction.
-            **({"truncate_dim": description.truncate_dim} if description.truncate_dim else {}),
-        },
-    )
+    paths = [(path, f"{_PACKAGE}.{kind}") for path, kind in modules]
+    entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(paths)]
+    _write_json(directory / MODULES, entries)
+    prompts = {**description.prompts, "query": description.query_prompt, "document": description.passage_prompt}
+    library: dict[str, Any] = {
+        # sentence-transformers has no placeholder for the title.
+        "prompts": {name: fill_title(prompt) for name, prompt in prompts.items()},
+        "default_prompt_name": None,
+        "similarity_fn_name": description.similarity,
+        "model_type": "SentenceTransformer",
+    }
+    if description.truncate_dim:
+        # sentence-transformers truncates after Normalize, so its embeddings are shorter, with the same direction.
+        library["truncate_dim"] = description.truncate_dim
+    _write_json(directory / LIBRARY_FILE, library)
 
 
 def _write_start(
@@ -153,12 +142,8 @@ def _write_head(
         name = written.setdefault(id(module), f"{prefix}{number}_{kind}")
         modules.append((name, kind))
         # A Normalize module has no settings, but empty directories may be lost in copies and archives.
-        settings: dict[str, Any] = {}
-        if isinstance(module, Dense):
-            settings = module.settings()
-        elif isinstance(module, nn.Dropout):
-            settings = {"dropout": module.p}
-        _write_json(directory / name / "config.json", settings)
+        settings: dict[str, Any] = {"dropout": module.p} if isinstance(module, nn.Dropout) else {}
+        _write_json(directory / name / "config.json", module.settings() if isinstance(module, Dense) else settings)
         if isinstance(module, Dense):
             tensors = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
             save_file(tensors, directory / name / WEIGHTS, {"format": "pt"})
@@ -166,14 +151,10 @@ def _write_head(
 
 
 def _write_router(routes: dict[Side, list[tuple[str, str]]], directory: Path) -> None:
-    _write_json(
-        directory / ROUTER,
-        {
-            "types": {name: f"{_PACKAGE}.{kind}" for modules in routes.values() for name, kind in modules},
-            "structure": {ROUTES[side]: [name for name, _ in modules] for side, modules in routes.items()},
-            "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
-        },
-    )
+    types = {name: f"{_PACKAGE}.{kind}" for modules in routes.values() for name, kind in modules}
+    structure = {ROUTES[side]: [name for name, _ in modules] for side, modules in routes.items()}
+    parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
+    _write_json(directory / ROUTER, {"types": types, "structure": structure, "parameters": parameters})
 
 
 def _write_json(path: Path, content: Any) -> None:

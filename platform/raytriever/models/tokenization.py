@@ -20,7 +20,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.core.errors import ModelError
-from raytriever.models.directory.model_files import log_once, model_errors, quiet_transformers
+from raytriever.models.directory.model_files import SAFE, log_once, model_errors, quiet_transformers
 from raytriever.models.directory.transformer_settings import Transformer
 
 TOKENIZER_FILES = (
@@ -43,14 +43,8 @@ def load_tokenizer(transformer: Transformer) -> Any:
     with model_errors(directory, "has a tokenizer that cannot be loaded"), quiet_transformers(warnings=False):
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(
-            directory,
-            config=config,
-            local_files_only=True,
-            use_fast=True,
-            trust_remote_code=False,
-            **transformer.tokenizer_settings,
-        )
+        settings = {"config": config, "use_fast": True, **transformer.tokenizer_settings}
+        tokenizer = AutoTokenizer.from_pretrained(directory, **settings, **SAFE)
     embedded = getattr(config, "vocab_size", None)
     if tokenizer.is_fast and embedded is not None:
         _drop_tokens(tokenizer, embedded)
@@ -169,13 +163,8 @@ class Template:
         ids = output["input_ids"]
         content_indices = [index for index, text in enumerate(output.sequence_ids(0)) if text is not None]
         begin, end = (content_indices[0], content_indices[-1] + 1) if content_indices else (len(ids), len(ids))
-        template = cls(
-            tuple(ids[:begin]),
-            tuple(ids[end:]),
-            tokenizer.truncation_side == "left",
-            tokenizer.pad_token_id,
-            tokenizer.padding_side == "left",
-        )
+        keep_end, pad_left = tokenizer.truncation_side == "left", tokenizer.padding_side == "left"
+        template = cls(tuple(ids[:begin]), tuple(ids[end:]), keep_end, tokenizer.pad_token_id, pad_left)
         for text in ("", probe, " ".join([probe] * 3)):
             content = tokenizer(text, add_special_tokens=False)["input_ids"]
             whole = tokenizer(text)["input_ids"]

@@ -104,7 +104,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("an unknown dtype", config(dtype="nope"), "cannot be loaded .*nope"),
     ("a config.json of nothing", put("config.json", "{}"), "model_type"),
     ("a damaged config.json", put("config.json", '{"a": '), "config.json: is damaged or changed: it is not JSON"),
-    ("a deep config.json", put("config.json", "[" * 100_000), "config.json: .*nested too deeply"),
+    ("a deep config.json", put("config.json", "[" * 100_000), "config.json: .*nested more than 100 deep"),
     ("no config.json", remove("config.json"), "has no config.json"),
     ("tokenizer.json of {}", put("tokenizer.json", "{}"), "has a tokenizer that cannot be loaded"),
     ("tokenizer.json of null", put("tokenizer.json", "null"), "has a tokenizer that cannot be loaded"),

@@ -1,9 +1,10 @@
-"""Checked readers of JSON and YAML: the types that the caller expects, and YAML that is at most 100 levels deep."""
+"""Checked readers of JSON and YAML: the types that the caller expects, and no deeper than 100 lists and objects."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ MOST_YAML_BYTES = 1 << 20
 _MOST_DEPTH = 100
 _MOST_YAML_VALUES = 100_000
 CHANGED = "is damaged or changed"
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _WORDS |= {list: "a list", dict: "an object", type(None): "null"}
 
@@ -76,7 +79,7 @@ def parse_json(
     """Parse the content of a file or a line; see `conform`. `format` is the number that the key `format` must have.
 
     Raises:
-        UserError: of the kind `error`: not JSON, of another format, or not of the type.
+        UserError: of the kind `error`: not JSON, nested more than 100 deep, of another format, or not of the type.
     """
     with checked(where, remedy, error):
         value = _parsed(text)
@@ -88,12 +91,16 @@ def parse_json(
 
 
 def _parsed(text: bytes | str) -> Any:
+    raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if _depth(raw) > _MOST_DEPTH:
+            raise RecursionError
     except RecursionError:
-        raise Mismatch(f"{CHANGED}: it is nested too deeply") from None
+        raise Mismatch(f"{CHANGED}: it is nested more than {_MOST_DEPTH} deep") from None
     except ValueError as reason:
         raise Mismatch(f"{CHANGED}: it is not JSON ({' '.join(str(reason).split())[:200]})") from reason
+    return value
 
 
 def conform(value: object, where: str, kind: type[T], remedy: str, error: type[UserError] = StorageError) -> T:
@@ -143,6 +150,17 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
             raise
         except (yaml.YAMLError, ValueError, OverflowError) as reason:
             raise Mismatch(f"is not YAML ({' '.join(str(reason).split())[:300]})") from reason
+
+
+def _depth(text: bytes) -> int:
+    """Return the deepest nesting of brackets, or a lower bound if it cannot exceed `_MOST_DEPTH`."""
+    if text.count(b"[") + text.count(b"{") <= _MOST_DEPTH:
+        return 0
+    depth = deepest = 0
+    for sign in _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS):
+        depth += 1 if sign in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:

@@ -125,11 +125,8 @@ def prepare(
     if output is not None:  # the calling command holds the lock of `output`
         directory = PreparedDirectory.find(output)
         if directory is not None and directory.meta["key"] != work.key and directory.meta["source"] != source.where:
-            what, remedy = (
-                f"holds {directory.meta['source']}, prepared",
-                f"give another {setting('output')}, or remove it",
-            )
-            raise StorageError(what, str(output), remedy)
+            what = f"holds {directory.meta['source']}, prepared"
+            raise StorageError(what, str(output), f"give another {setting('output')}, or remove it")
         if directory is None or directory.meta["key"] != work.key:
             return work.make(output, replace=directory is not None, durable=True)
         return work.known(directory)
@@ -200,12 +197,9 @@ class _Preparation:
             for shard in reports:
                 entries.update(shard.files)
             meta |= {"kind": "dataset", "key": self.key, "source": self.source.where, "name": name}
-            meta |= {
-                "format": self.plan.format,
-                "files": files,
-                "sides": {end: side.meta for end, side in sides.items()},
-            }
-            meta["tokenisation"] = self.request.tokenization.digest if self.request.tokenization else None
+            tokens = self.request.tokenization.digest if self.request.tokenization else None
+            of_sides = {end: side.meta for end, side in sides.items()}
+            meta |= {"format": self.plan.format, "files": files, "sides": of_sides, "tokenisation": tokens}
             self.request.check_files(files)
             for end, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
                 if not len(sides[end].live) and (end == DOCUMENTS or self.plan.has_queries):
@@ -249,16 +243,10 @@ def count_rows(
         bad[part].append(bad_entry(parts[part].where, row, *reason))
     for entries in bad:
         entries.sort(key=lambda entry: entry["row"])
-    files = [
-        {
-            "where": part.where,
-            "split": part.split,
-            "rows": rows[index],
-            "bad": len(entries),
-            "first": next(iter(entries), None),
-        }
-        for index, (part, entries) in enumerate(zip(parts, bad, strict=True))
-    ]
+    files = []
+    for index, (part, entries) in enumerate(zip(parts, bad, strict=True)):
+        figures = {"rows": rows[index], "bad": len(entries), "first": next(iter(entries), None)}
+        files.append({"where": part.where, "split": part.split, **figures})
     return files, [entry for entries in bad for entry in entries]
 
 

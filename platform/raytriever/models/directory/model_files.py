@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# Options of `from_pretrained`: the hub is not asked, and no code of a directory runs.
+SAFE = {"local_files_only": True, "trust_remote_code": False}
 # Types of stored tensors that a float parameter can be read from. Other types are quantized, and need a scale.
 FLOATS = ("F64", "F32", "F16", "BF16")
 REMEDY = "copy the model again, or give another one"
@@ -185,15 +187,8 @@ def load_weights(
     """
     empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
-        model, report = kind.from_pretrained(
-            directory,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=dtype,
-            output_loading_info=True,
-        )
+        options = {"config": config, "use_safetensors": True, "dtype": dtype, "output_loading_info": True}
+        model, report = kind.from_pretrained(directory, **options, **SAFE)
     return model, report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -76,14 +77,21 @@ def test_content_of_another_type_is_one_line(value: object, kind: Any, text: str
         ('"\\ud800', "it is not JSON"),
         (b"\xff\xfe{", "it is not JSON"),
         ("1" * 5000, "it is not JSON"),
-        ("[" * 100_000, "it is nested too deeply"),
-        ('{"a":' * 100_000 + "1" + "}" * 100_000, "it is nested too deeply"),
+        ("[" * 100_000, "it is nested more than 100 deep"),
+        ("[" * 101 + "]" * 101, "it is nested more than 100 deep"),
+        ('{"a":' * 500 + "1" + "}" * 500, "it is nested more than 100 deep"),
     ],
 )
 def test_damaged_and_deep_json_is_one_line(text: str | bytes, says: str) -> None:
     with pytest.raises(ConfigError, match=r"a\.json: is damaged or changed") as refused:
         parse_json(text, "a.json", Any, "make it again", error=ConfigError)
     assert says in str(refused.value)
+
+
+def test_brackets_in_texts_are_not_nesting() -> None:
+    value = {"a": "[" * 500, 'b"[{': ["\\", '"' + "{" * 500]}
+    assert parse_json(json.dumps(value), "a.json", dict[str, Any], "") == value
+    assert parse_json("[" * 100 + "]" * 100, "a.json", list[Any], "")
 
 
 SCALARS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text("a\n\r\0é\u2028", max_size=8)

@@ -10,8 +10,9 @@ import pytest
 from processes import running_python
 
 from raytriever.core.store.cache import BOUNDS, hold, is_held, keep_within_bound
-from raytriever.core.store.commit import committed_directory
+from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.core.store.lock import acquire
+from raytriever.data import file_digests
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.experiments.operation.cache_inventory import COLLECTIONS
 
@@ -88,6 +89,21 @@ def test_an_open_data_set_stays_and_a_closed_one_leaves(
     third = open_dataset(sources[2], [])
     assert [path.name[0] for path in sorted((cache / "datasets").glob("[a-z]*"))] == ["a", "c"]
     assert len(first.documents.texts) == len(third.documents.texts) == 160
+
+
+def test_memos_of_digests_are_bounded(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_digests, "MOST_MEMOS", 10)
+    (cache / "digests").mkdir(parents=True)
+    for number in range(12):
+        memo = cache / "digests" / f"{number}.json"
+        memo.write_text("{}")
+        os.utime(memo, (1_700_000_000 + number,) * 2)
+    file_digests._bound_memos.cache_clear()
+    file_digests.check_directory(entry(tmp_path / "own", 0))
+    assert sorted(int(path.stem) for path in (cache / "digests").glob("*.json") if path.stem.isdecimal()) == [
+        *range(6, 12)
+    ]
+    assert read_manifest(tmp_path / "own")
 
 
 def test_every_collection_that_is_listed_has_a_bound() -> None:

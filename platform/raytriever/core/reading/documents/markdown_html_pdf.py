@@ -9,11 +9,13 @@ Front matter has the settings of a page before its text, as site generators read
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import tomllib
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from raytriever.core.errors import DataError
@@ -259,12 +261,14 @@ def split_front_matter(text: str) -> tuple[str, str]:
         is_settings = _SETTING.match(match[1]) or not match[1].strip()
         return (_yaml_title(match[1]), text[match.end() :]) if is_settings else ("", text)
     if match := _TOML.match(text):
-        return _toml_title(match[1]), text[match.end() :]
+        with suppress(ValueError):
+            return _text(tomllib.loads(match[1]).get("title")), text[match.end() :]
+        return _title_line(match[1]), text[match.end() :]
     if match := _KEYS.match(text):
         keys = {line.partition(":")[0].strip().lower() for line in match[1].splitlines() if not line[0].isspace()}
         if "title" in keys or keys <= _OF_PAGES:
             return _title_line(match[1]), text[match.end() :]
-    return "", text
+    return _split_json(text)
 
 
 def _yaml_title(block: str) -> str:
@@ -281,16 +285,18 @@ def _yaml_title(block: str) -> str:
     return _text(value)
 
 
-def _toml_title(block: str) -> str:
-    try:
-        return _text(tomllib.loads(block).get("title"))
-    except ValueError:
-        return _title_line(block)
-
-
 def _title_line(block: str) -> str:
     match = _TITLE_LINE.search(block)
     return " ".join(match[1].split()).strip("\"'") if match else ""
+
+
+def _split_json(text: str) -> tuple[str, str]:
+    if re.match(r"\{[ \t]*\n", text):
+        with suppress(ValueError, RecursionError):
+            settings, end = json.JSONDecoder().raw_decode(text)
+            if isinstance(settings, dict) and re.match(r"[ \t]*\n\s*\S", text[end:]):
+                return _text(settings.get("title")), text[end:]
+    return "", text
 
 
 def _text(value: Any) -> str:

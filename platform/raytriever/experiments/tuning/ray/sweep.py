@@ -258,13 +258,6 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
             tracker.log_file(output / name)
 
 
-def metric_label(name: str) -> str:
-    """Return the title of a metric, including those that are measured on dev batches."""
-    if name in (DEV_LOSS, BATCH_AUC):
-        return name.replace("_", " ").replace("auc", "AUC")
-    return metric_title(name.removeprefix(DEV))
-
-
 def save_response(
     path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, log: bool
 ) -> None:

@@ -183,7 +183,7 @@ def _evaluate_datasets(
     asks_bm25 = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
     for source, parts in opened:
         analyzed = {source.label(part.name): part.dataset.documents for part in parts if asks_bm25}
-        bm25 = {label: Analysis.of(documents).content() for label, documents in analyzed.items()}
+        bm25: dict[str, Any] = {label: Analysis.of(documents).content() for label, documents in analyzed.items()}
         measured = DatasetMeasurement(source, [], bm25, prompts[source.name])
         _log_dataset(measured, parts, f"{job.precision} on {encoders.device_type}", store.log)
         measured.parts.extend(_evaluate_part(job, encoders, store, measured, part) for part in parts)

@@ -58,13 +58,17 @@ class ActorPool:
     """Description of a pool of actors, which can be sent to other processes.
 
     Every node must see the stores, the data sets and the models under the same paths.
+
+    Args:
+        fewest, most: minimum and maximum number of actors; Ray Data adds actors if there is work and free resources.
+        cpus: cores and threads of each actor; 0 to share the cores with other processes, at a lower priority.
+        gpus: GPUs of each actor; a fraction if several share one, 0 to compute on the CPU.
     """
 
-    # `fewest`, `most`: minimum and maximum number of actors; Ray Data adds actors if there is work and free resources.
     fewest: int
     most: int
-    cpus: int = 1  # cores and threads of each actor; 0 to share the cores with other processes, at a lower priority
-    gpus: float = 0.0  # GPUs of each actor; a fraction if several share one, 0 to compute on the CPU
+    cpus: int = 1
+    gpus: float = 0.0
 
     @property
     def fits(self) -> int:

@@ -65,11 +65,16 @@ class CheckpointEvent:
 
 @dataclass(frozen=True)
 class GroupWanted:
-    """The controller asks Ray for the processes of a worker group, perhaps again."""
+    """The controller asks Ray for the processes of a worker group, perhaps again.
+
+    Args:
+        resources: resources that each process reserves, such as CPUs and GPUs.
+        room: number of these processes that the cluster had room for before the request.
+    """
 
     workers: int
-    resources: Mapping[str, float]  # resources that each process reserves, such as CPUs and GPUs
-    room: int  # number of these processes that the cluster had room for before the request
+    resources: Mapping[str, float]
+    room: int
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,14 @@ class GroupStarted:
 
 @dataclass(frozen=True)
 class RestartsExhausted:
-    """Worker groups failed too often without a new step."""
+    """Worker groups failed too often without a new step.
+
+    Args:
+        process_died: True if a process died. Otherwise an exception was raised, which is a defect.
+    """
 
     last_step: int
-    process_died: bool  # True if a process died. Otherwise an exception was raised, which is a defect.
+    process_died: bool
     reason: str
 
 

@@ -172,12 +172,19 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of a preparation."""
+    """Result of a preparation.
 
-    path: Path  # path of the data set
-    lines: dict[str, str]  # lines of its summary table, by title
-    quarantined: str | None  # line on the quarantined rows, if there are any
-    splits: tuple[str, ...]  # names of the splits that have judgements
+    Args:
+        path: path of the data set.
+        lines: lines of its summary table, by title.
+        quarantined: line on the quarantined rows, if there are any.
+        splits: names of the splits that have judgements.
+    """
+
+    path: Path
+    lines: dict[str, str]
+    quarantined: str | None
+    splits: tuple[str, ...]
 
 
 def run_preparation(

@@ -219,13 +219,16 @@ class DriverContext:
     """Working directory and file locks of the driver, for Ray workers that write on its behalf.
 
     The driver creates it, and each worker enters it.
+
+    Args:
+        directory: folder at which relative paths start.
+        copies: folder with local copies of object stores; its path is the same on every node.
+        claims: locks of the driver. If a worker outlives a killed driver, it commits nothing in a directory that
+            another command has locked since.
     """
 
-    directory: str = field(default_factory=os.getcwd)  # folder at which relative paths start
-    # Folder with local copies of object stores; its path is the same on every node.
+    directory: str = field(default_factory=os.getcwd)
     copies: str = field(default_factory=lambda: str(copies_folder()))
-    # Locks of the driver. If a worker outlives a killed driver, it commits nothing in a directory that another command
-    # has locked since.
     claims: tuple[LockClaim, ...] = field(default_factory=claims)
 
     def enter(self) -> None:

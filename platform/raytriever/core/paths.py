@@ -31,18 +31,28 @@ _EMPTY = "the path is empty"
 
 @dataclass(frozen=True)
 class PathKind:
-    """Kind of path that a setting or flag takes. Calling it reads a value, and expands `~` and `~user`."""
+    """Kind of path that a setting or flag takes. Calling it reads a value, and expands `~` and `~user`.
 
-    missing: str = ""  # message for a path that does not exist; empty for an output, which may be missing
-    remedy: str = "give the path of an existing file or folder"  # what to give instead
+    Args:
+        missing: message for a path that does not exist; empty for an output, which may be missing.
+        remedy: what to give instead.
+        names: patterns of words that are names instead of paths.
+        hub: whether `NAME` and `OWNER/NAME` may be a model of the hub.
+        separator: between several paths in one value; empty where the value is one path.
+        form: pattern of a value whose group is the path, such as that of `NAME=PATH`.
+        optional: whether an empty value in a file means that the setting is unset.
+        streams: whether the path may be any URI, which is read where it is. Otherwise a URI of an object store is read
+            as the path of its copy on this machine.
+    """
+
+    missing: str = ""
+    remedy: str = "give the path of an existing file or folder"
     error: type[UserError] = ConfigError
-    names: tuple[str, ...] = ()  # patterns of words that are names instead of paths
-    hub: bool = False  # whether `NAME` and `OWNER/NAME` may be a model of the hub
-    separator: str = ""  # between several paths in one value; empty where the value is one path
-    form: str = "(.*)"  # pattern of a value whose group is the path, such as that of `NAME=PATH`
-    optional: bool = True  # whether an empty value in a file means that the setting is unset
-    # Whether the path may be any URI, which is read where it is. Otherwise a URI of an object store is read as the path
-    # of its copy on this machine.
+    names: tuple[str, ...] = ()
+    hub: bool = False
+    separator: str = ""
+    form: str = "(.*)"
+    optional: bool = True
     streams: bool = False
 
     def __call__(self, value: Any) -> str:

@@ -30,11 +30,15 @@ PREPARE_AGAIN = "prepare the data set again from its source"
 
 @dataclass(frozen=True)
 class Rows:
-    """Map from positions to shards and rows."""
+    """Map from positions to shards and rows.
 
-    starts: Int64[ndarray, " shards+1"]  # number of rows before each shard, followed by the number of all rows
-    # Rows that count, ascending; None if all count. A document that is repeated under its id is stored twice but counts
-    # once.
+    Args:
+        starts: number of rows before each shard, followed by the number of all rows.
+        live: rows that count, ascending; None if all count. A document that is repeated under its id is stored twice
+            but counts once.
+    """
+
+    starts: Int64[ndarray, " shards+1"]
     live: Int64[ndarray, " positions"] | None
 
     @classmethod
@@ -121,10 +125,15 @@ def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> 
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """Token ids of every text of a column, without special tokens and not truncated."""
+    """Token ids of every text of a column, without special tokens and not truncated.
 
-    ids: Sequence[ndarray]  # for each shard, the concatenated ids of its texts, memory-mapped
-    offsets: Sequence[ndarray]  # for each shard, the start of each text, followed by the end of the last one
+    Args:
+        ids: for each shard, the concatenated ids of its texts, memory-mapped.
+        offsets: for each shard, the start of each text, followed by the end of the last one.
+    """
+
+    ids: Sequence[ndarray]
+    offsets: Sequence[ndarray]
     rows: Rows
 
     def __len__(self) -> int:

@@ -85,10 +85,14 @@ class Queries:
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Prompts of the texts of a column, stored as runs of texts that have the same prompt."""
+    """Prompts of the texts of a column, stored as runs of texts that have the same prompt.
 
-    runs: tuple[tuple[int, str], ...]  # number of texts and prompt of each run
-    # Prompts of single texts by position in the column; they replace the prompt of the run.
+    Args:
+        runs: number of texts and prompt of each run.
+        own: prompts of single texts by position in the column; they replace the prompt of the run.
+    """
+
+    runs: tuple[tuple[int, str], ...]
     own: QueryPrompts | None = None
 
     @classmethod
@@ -129,14 +133,18 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Judgements:
-    """Judged pairs of one split, sorted by query position, then document position."""
+    """Judged pairs of one split, sorted by query position, then document position.
+
+    Args:
+        scores: grades; a document with a grade above 0 is relevant.
+        sources: source of each judgement, as an index in `SOURCES`; by default all are human.
+        ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
+    """
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]
-    scores: Int64[ndarray, " rows"]  # grades; a document with a grade above 0 is relevant
-    # Source of each judgement, as an index in `SOURCES`; by default all are human.
+    scores: Int64[ndarray, " rows"]
     sources: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
-    # Rank of each positive of a query, from 0, the most useful first; by default all 0.
     ranks: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

@@ -38,16 +38,26 @@ TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 
 @dataclass(frozen=True)
 class NegativesTable:
-    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank."""
+    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank.
 
-    offsets: Int64[ndarray, " queries+1"]  # one more entry than the data set has queries
+    Args:
+        offsets: one more entry than the data set has queries.
+        origins: origin of each row, as an index in `ORIGINS`.
+        ranks: rank from 0, the hardest first.
+        scores: score by the origin's retriever; NaN if there is none.
+        rounds: round of mining, from 0.
+        relevant: number of rows left out because the document is relevant to the query.
+        repeated: number of rows left out because the query already has the document.
+    """
+
+    offsets: Int64[ndarray, " queries+1"]
     documents: Int64[ndarray, " rows"]
-    origins: Int8[ndarray, " rows"]  # origin of each row, as an index in `ORIGINS`
-    ranks: Int32[ndarray, " rows"]  # rank from 0, the hardest first
-    scores: Float32[ndarray, " rows"]  # score by the origin's retriever; NaN if there is none
-    rounds: Int32[ndarray, " rows"]  # round of mining, from 0
-    relevant: int = 0  # number of rows left out because the document is relevant to the query
-    repeated: int = 0  # number of rows left out because the query already has the document
+    origins: Int8[ndarray, " rows"]
+    ranks: Int32[ndarray, " rows"]
+    scores: Float32[ndarray, " rows"]
+    rounds: Int32[ndarray, " rows"]
+    relevant: int = 0
+    repeated: int = 0
 
     @classmethod
     def of(

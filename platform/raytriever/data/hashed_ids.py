@@ -116,10 +116,15 @@ def forms_of(texts: Iterable[str]) -> Forms:
 
 @dataclass(frozen=True)
 class Copies:
-    """Texts of a column that are copies of an earlier one."""
+    """Texts of a column that are copies of an earlier one.
 
-    positions: Int64[ndarray, " copies"]  # positions of the copies, ascending
-    firsts: Int64[ndarray, " copies"]  # for each copy, the position of the first equal text
+    Args:
+        positions: positions of the copies, ascending.
+        firsts: for each copy, the position of the first equal text.
+    """
+
+    positions: Int64[ndarray, " copies"]
+    firsts: Int64[ndarray, " copies"]
 
     @classmethod
     def of(cls, forms: Forms) -> Copies:

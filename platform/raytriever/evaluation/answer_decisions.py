@@ -76,16 +76,19 @@ _Shares = dict[str, Proportion]
 
 @dataclass(frozen=True)
 class ModelDecision:
-    """Thresholds of a model on a data set."""
+    """Thresholds of a model on a data set.
+
+    Args:
+        answers: confidence and thresholds of the decision to answer; None if all targets are for pairs.
+        pairs: thresholds of pairs with what they achieve; None for a target that is out of reach.
+        unasked: for each threshold of answers, the shares of unanswerable questions that are answered although they did
+            not take part in choosing it.
+    """
 
     model: str
-    # Confidence and thresholds of the decision to answer; None if all targets are for pairs.
     answers: AnswerDecision | None
-    # Thresholds of pairs with what they achieve; None for a target that is out of reach.
     pairs: list[tuple[Threshold, PairsAchieved | None]]
     error: CalibrationError
-    # For each threshold of answers, the shares of unanswerable questions that are answered although they did not take
-    # part in choosing it.
     unasked: list[dict[str, Proportion]]
     passages: PassageDecision | None = None
 

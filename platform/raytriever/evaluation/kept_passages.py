@@ -34,12 +34,17 @@ KEPT_ABOUT = f" Relevant passages kept: the mean over the questions; of each at 
 
 @dataclass(frozen=True)
 class PassageDecision:
-    """Thresholds of the passages to keep."""
+    """Thresholds of the passages to keep.
 
-    # Threshold for each target, with what it keeps for the tested questions; None if out of reach.
+    Args:
+        thresholds: threshold for each target, with what it keeps for the tested questions; None if out of reach.
+        chosen: the ranked passages that chose the thresholds.
+        is_checked_apart: whether other questions tested them.
+    """
+
     thresholds: list[tuple[Threshold, PassagesKept | None]]
-    chosen: RankedPassages  # the ranked passages that chose the thresholds
-    is_checked_apart: bool  # whether other questions tested them
+    chosen: RankedPassages
+    is_checked_apart: bool
 
 
 def decide_passages(measured: DatasetMeasurement, model: str, wanted: Sequence[float]) -> PassageDecision:

@@ -78,14 +78,18 @@ class PartMeasurement:
 
 @dataclass(frozen=True)
 class DatasetMeasurement:
-    """Results of all models on one data set of an evaluation, part by part."""
+    """Results of all models on one data set of an evaluation, part by part.
+
+    Args:
+        bm25, prompts: see `results.About`.
+        digests: `digest` of each system; empty unless thresholds are chosen.
+    """
 
     source: EvaluationDataset
     parts: list[PartMeasurement]
-    # `bm25`, `prompts`: see `results.About`.
     bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)  # `digest` of each system; empty unless thresholds are chosen
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:

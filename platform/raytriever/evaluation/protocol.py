@@ -59,13 +59,19 @@ _NO_DOCUMENT = -2
 
 @dataclass(frozen=True)
 class Protocol:
-    """Metrics of an evaluation, and the rules for judgements and results."""
+    """Metrics of an evaluation, and the rules for judgements and results.
 
-    # Names of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+    Args:
+        metrics: names of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+        depth: number of results per query in run files; a metric with a larger cutoff increases it.
+        level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
+        drop_own: leave a document with the query's own id out of its results.
+    """
+
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
-    depth: int = RUN_DEPTH  # number of results per query in run files; a metric with a larger cutoff increases it
-    level: int = 1  # lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
-    drop_own: bool = True  # leave a document with the query's own id out of its results
+    depth: int = RUN_DEPTH
+    level: int = 1
+    drop_own: bool = True
 
     @property
     def ranking_metrics(self) -> tuple[str, ...]:
@@ -96,15 +102,19 @@ class JudgedQueries:
 
     Judged documents that the corpus lacks have the positions from `len(dataset.documents)` on. They are in no ranking,
     but count among the relevant documents, as in trec_eval.
+
+    Args:
+        queries: positions in the data set, ascending.
+        relevance: judgements whose queries are indices into `queries`.
+        unanswerable: positions of the queries without an answer in the corpus, by kind; see
+            `evaluation.requested_models`. Ranking metrics leave them out.
     """
 
     dataset: RetrievalDataset
     level: int
     drop_own: bool
-    queries: Int64[ndarray, " queries"]  # positions in the data set, ascending
-    relevance: Relevance  # judgements whose queries are indices into `queries`
-    # Positions of the queries without an answer in the corpus, by kind; see `evaluation.requested_models`. Ranking
-    # metrics leave them out.
+    queries: Int64[ndarray, " queries"]
+    relevance: Relevance
     unanswerable: Mapping[str, Int64[ndarray, " unanswerable"]] = field(default_factory=dict)
 
     @cached_property

@@ -35,13 +35,21 @@ KIND_TITLES = {
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One section of a report."""
+    """One section of a report.
 
-    text: str = ""  # lines for the terminal
-    markdown: str = ""  # lines of `table.md`, ending with a line feed
-    about: Sequence[str] = ()  # paragraphs at the top of the page
-    tables: Sequence[ReportTable] = ()  # tables of the page
-    latex: Sequence[ReportTable] = ()  # tables of `table.tex`
+    Args:
+        text: lines for the terminal.
+        markdown: lines of `table.md`, ending with a line feed.
+        about: paragraphs at the top of the page.
+        tables: tables of the page.
+        latex: tables of `table.tex`.
+    """
+
+    text: str = ""
+    markdown: str = ""
+    about: Sequence[str] = ()
+    tables: Sequence[ReportTable] = ()
+    latex: Sequence[ReportTable] = ()
 
 
 def document(results: Results) -> list[ReportSection]:

@@ -78,12 +78,18 @@ RESCORE_MULTIPLIER = 2
 
 @dataclass(frozen=True)
 class StoredForm:
-    """Quantized or truncated variant of a model's embeddings, made from those in fp32."""
+    """Quantized or truncated variant of a model's embeddings, made from those in fp32.
+
+    Args:
+        dtype: type of the components, one of `config.DTYPES`.
+        width: number of leading components to keep; None for all.
+        rescore_multiplier: number of candidates that the quantized embeddings find for each result.
+    """
 
     model: str
-    dtype: str  # type of the components, one of `config.DTYPES`
-    width: int | None  # number of leading components to keep; None for all
-    rescore_multiplier: int  # number of candidates that the quantized embeddings find for each result
+    dtype: str
+    width: int | None
+    rescore_multiplier: int
 
     @property
     def name(self) -> str:
@@ -115,20 +121,31 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationJob:
-    """Checked request of an evaluation."""
+    """Checked request of an evaluation.
+
+    Args:
+        baselines: names of the models that the others are compared with.
+        aims: targets for which thresholds are chosen on `calibration_split`.
+        calibration_split: a split of the data sets. If it is the evaluated one, the same queries choose and test.
+        calibrated: names of the models for which thresholds are chosen; empty for all.
+        confidence: the measure that decides whether a query is answered, one of `CONFIDENCES`.
+        removed: share of the questions whose answers are removed from the corpus.
+        foreign: other data sets, whose questions this corpus does not answer.
+        precision: precision of encoding, `fp32` or `bf16`; None for the default of the device.
+        missing: a line for each missing data set of a suite.
+    """
 
     models: Sequence[EvaluatedModel]
     datasets: Sequence[EvaluationDataset]
-    baselines: Sequence[str]  # names of the models that the others are compared with
-    aims: Sequence[WantedAim] = ()  # targets for which thresholds are chosen on `calibration_split`
-    # A split of the data sets. If it is the evaluated one, the same queries choose and test.
+    baselines: Sequence[str]
+    aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
-    calibrated: Sequence[str] = ()  # names of the models for which thresholds are chosen; empty for all
-    confidence: str = ENTROPY  # the measure that decides whether a query is answered, one of `CONFIDENCES`
-    removed: float = 0.0  # share of the questions whose answers are removed from the corpus
-    foreign: Sequence[str] = ()  # other data sets, whose questions this corpus does not answer
-    precision: str | None = None  # precision of encoding, `fp32` or `bf16`; None for the default of the device
-    missing: Sequence[str] = field(default_factory=tuple)  # a line for each missing data set of a suite
+    calibrated: Sequence[str] = ()
+    confidence: str = ENTROPY
+    removed: float = 0.0
+    foreign: Sequence[str] = ()
+    precision: str | None = None
+    missing: Sequence[str] = field(default_factory=tuple)
 
     @property
     def forms(self) -> list[StoredForm]:

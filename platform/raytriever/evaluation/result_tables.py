@@ -52,26 +52,41 @@ _LATEX_RANKS = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a table with a number."""
+    """Cell of a table with a number.
+
+    Args:
+        value: sort key on a page; cells without a value come last.
+        mark: superscript after the text.
+        hint: explanation of the mark, shown on a page as a tooltip.
+        rank: 0 is bold, 1 is underlined in printed tables; None is neither.
+        behind: text after the mark.
+    """
 
     text: str
-    value: float | None = None  # sort key on a page; cells without a value come last
-    mark: str = ""  # superscript after the text
-    hint: str = ""  # explanation of the mark, shown on a page as a tooltip
-    rank: int | None = None  # 0 is bold, 1 is underlined in printed tables; None is neither
-    behind: str = ""  # text after the mark
+    value: float | None = None
+    mark: str = ""
+    hint: str = ""
+    rank: int | None = None
+    behind: str = ""
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Table of a report. A `str` in a row is text, and a page sorts it as text."""
+    """Table of a report. A `str` in a row is text, and a page sorts it as text.
 
-    title: str  # caption in print, and heading on a page
-    columns: Sequence[str]  # titles of the columns; the first is above the names of the rows
+    Args:
+        title: caption in print, and heading on a page.
+        columns: titles of the columns; the first is above the names of the rows.
+        note: explanation below the table of a page.
+        group: heading of a group of tables of which a page shows one at a time.
+        spans: in printed tables, titles above groups of columns after the first, with their numbers of columns.
+    """
+
+    title: str
+    columns: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
-    note: str = ""  # explanation below the table of a page
-    group: str = ""  # heading of a group of tables of which a page shows one at a time
-    # In printed tables, titles above groups of columns after the first, with their numbers of columns.
+    note: str = ""
+    group: str = ""
     spans: Sequence[tuple[str, int]] = ()
 
     def as_text(self) -> str:

@@ -36,24 +36,28 @@ class AnalysisAbout(TypedDict):
 
 @dataclass(frozen=True)
 class About:
-    """One data set of an evaluation."""
+    """One data set of an evaluation.
 
-    # `queries`, `documents`: their numbers over all parts.
+    Args:
+        queries, documents: their numbers over all parts.
+        absent_relevant, relevant, unanswerable_queries: see `JudgedQueries.count_absent`.
+        copies_above: number of queries by model; see `measurements.count_copies_above`.
+        parts: labels of the parts of a divided data set.
+        notes: by model, sentences about what it lacks for the data set.
+        bm25: statistics of BM25's analyzer by part, if BM25 is evaluated.
+        prompts: by model, a line with its prompts for this data set, if it has special ones.
+    """
+
     queries: int
     documents: int
     split: str
-    # `absent_relevant`, `relevant`, `unanswerable_queries`: see `JudgedQueries.count_absent`.
     absent_relevant: int
     relevant: int
     unanswerable_queries: int
-    # Number of queries by model; see `measurements.count_copies_above`.
     copies_above: dict[str, int] = field(default_factory=dict)
-    parts: list[str] = field(default_factory=list)  # labels of the parts of a divided data set
-    # By model, sentences about what it lacks for the data set.
+    parts: list[str] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
-    # Statistics of BM25's analyzer by part, if BM25 is evaluated.
     bm25: dict[str, AnalysisAbout] = field(default_factory=dict)
-    # By model, a line with its prompts for this data set, if it has special ones.
     prompts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -65,44 +69,65 @@ class About:
 
 @dataclass(frozen=True)
 class TestedPair:
-    """Test of two systems on one metric."""
+    """Test of two systems on one metric.
 
-    dataset: str | None  # name of the data set; None for the mean over the data sets
+    Args:
+        dataset: name of the data set; None for the mean over the data sets.
+        model: the system with the higher mean.
+        difference: its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval.
+        p: p-value of the two-sided paired t-test, or of the t-test over queries and seeds.
+        p_holm: p-value after Holm's correction over the pairs and data sets of the metric.
+        effect: Cohen's d_z; None if it is infinite, and for a test over seeds.
+        queries: number of queries; None for a test over seeds.
+    """
+
+    dataset: str | None
     metric: str
-    model: str  # the system with the higher mean
+    model: str
     against: str
-    difference: float  # its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval
+    difference: float
     low: float
     high: float
-    p: float  # p-value of the two-sided paired t-test, or of the t-test over queries and seeds
-    p_holm: float  # p-value after Holm's correction over the pairs and data sets of the metric
-    effect: float | None = None  # Cohen's d_z; None if it is infinite, and for a test over seeds
-    queries: int | None = None  # number of queries; None for a test over seeds
+    p: float
+    p_holm: float
+    effect: float | None = None
+    queries: int | None = None
 
 
 @dataclass(frozen=True)
 class AucRow:
-    """AUC of the pooled scores of a model on an undivided data set."""
+    """AUC of the pooled scores of a model on an undivided data set.
+
+    Args:
+        low, high: 95 % interval, with queries as clusters; None if there is none.
+        misordered_queries: number of queries with a pair in the wrong order.
+        note: sentence about an uncertain or missing interval.
+    """
 
     dataset: str
     model: str
     auc: float
-    # `low`, `high`: 95 % interval, with queries as clusters; None if there is none.
     low: float | None
     high: float | None
-    misordered_queries: int  # number of queries with a pair in the wrong order
-    note: str | None  # sentence about an uncertain or missing interval
+    misordered_queries: int
+    note: str | None
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of ranking the queries of a data set with a model."""
+    """Cost of ranking the queries of a data set with a model.
+
+    Args:
+        texts: number of passages and queries to encode, including those in the cache.
+        pairs: number of pairs of texts that a cross-encoder scores.
+        seconds: duration of the search of all queries, after the passages were encoded or indexed.
+    """
 
     dataset: str
     model: str
-    texts: int  # number of passages and queries to encode, including those in the cache
-    pairs: int  # number of pairs of texts that a cross-encoder scores
-    seconds: float  # duration of the search of all queries, after the passages were encoded or indexed
+    texts: int
+    pairs: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -147,62 +172,80 @@ class ThresholdRow:
 
 @dataclass(frozen=True)
 class ConfidenceRow:
-    """Area under the risk-coverage curve of one confidence (lower is better) and its nAUC (higher is better)."""
+    """Area under the risk-coverage curve of one confidence (lower is better) and its nAUC (higher is better).
+
+    Args:
+        nauc: normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all are
+            relevant, or none.
+        area_chosen: cross-validated area on the queries that chose the threshold.
+        area: area on the tested queries, with its 95 % interval `low` to `high`.
+        decides: whether the thresholds apply to this confidence.
+    """
 
     dataset: str
     model: str
     confidence: str
     chosen_on: str
-    area_chosen: float  # cross-validated area on the queries that chose the threshold
-    area: float  # area on the tested queries, with its 95 % interval `low` to `high`
+    area_chosen: float
+    area: float
     low: float
     high: float
-    # Normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all are relevant,
-    # or none.
     nauc: float | None
-    decides: bool  # whether the thresholds apply to this confidence
+    decides: bool
 
 
 @dataclass(frozen=True)
 class FormRow:
-    """Results of one variant of a model's embeddings, with its type and width."""
+    """Results of one variant of a model's embeddings, with its type and width.
+
+    Args:
+        system: name of the variant among the models of the evaluation.
+        bytes: bytes of one document.
+        threshold: threshold of the model's own scores; `chosen` says how it was chosen.
+        precision, recall: precision and recall of pairs at the threshold; the precision is None if no pair reaches it.
+        changed: share of queries whose best document is on the other side of the threshold than for the model itself.
+    """
 
     dataset: str
     model: str
-    system: str  # name of the variant among the models of the evaluation
+    system: str
     dtype: str
     width: int
-    bytes: int  # bytes of one document
+    bytes: int
     metrics: dict[str, float | None]
-    threshold: float  # threshold of the model's own scores; `chosen` says how it was chosen
+    threshold: float
     chosen: str
-    # `precision`, `recall`: precision and recall of pairs at the threshold; the precision is None if no pair reaches
-    # it.
     precision: float | None
     recall: float
-    # Share of queries whose best document is on the other side of the threshold than for the model itself.
     changed: float
 
 
 @dataclass
 class Results:
-    """Results of an evaluation."""
+    """Results of an evaluation.
+
+    Args:
+        parts: metrics by model and part of a divided data set.
+        baselines: one or two models with which the marks compare.
+        systems: by model, how it reads texts and the width of its embeddings.
+        quarantined: lines about bad rows.
+        missing: a line for each missing data set of a suite.
+        request: everything that decides the results. Only a command with the same request may replace them.
+    """
 
     models: Metrics = field(default_factory=dict)
-    parts: Metrics = field(default_factory=dict)  # metrics by model and part of a divided data set
+    parts: Metrics = field(default_factory=dict)
     about: dict[str, About] = field(default_factory=dict)
-    baselines: list[str] = field(default_factory=list)  # one or two models with which the marks compare
+    baselines: list[str] = field(default_factory=list)
     pairs: list[TestedPair] = field(default_factory=list)
     auc: list[AucRow] = field(default_factory=list)
     costs: list[CostRow] = field(default_factory=list)
     thresholds: list[ThresholdRow] = field(default_factory=list)
     confidences: list[ConfidenceRow] = field(default_factory=list)
     forms: list[FormRow] = field(default_factory=list)
-    # By model, how it reads texts and the width of its embeddings.
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
-    quarantined: list[str] = field(default_factory=list)  # lines about bad rows
-    missing: list[str] = field(default_factory=list)  # a line for each missing data set of a suite
-    # Everything that decides the results. Only a command with the same request may replace them.
+    quarantined: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:

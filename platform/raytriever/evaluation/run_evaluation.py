@@ -118,12 +118,17 @@ class EvaluationDirectory:
     """Evaluation directory that is being written: it turns measurements into results and files.
 
     `run_evaluation` and MTEB's tasks use it.
+
+    Args:
+        results: results to which `add` appends rows and `finish` the tests.
+        chosen_on: split that was requested for choosing thresholds.
+        models: systems whose costs are listed, with the variants of their embeddings.
     """
 
     folder: Path
-    results: Results  # results to which `add` appends rows and `finish` the tests
-    chosen_on: str = "dev"  # split that was requested for choosing thresholds
-    models: Sequence[EvaluatedModel] = ()  # systems whose costs are listed, with the variants of their embeddings
+    results: Results
+    chosen_on: str = "dev"
+    models: Sequence[EvaluatedModel] = ()
     _values: dict[str, dict[str, dict[str, ndarray]]] = field(default_factory=dict)
 
     def add(self, measured: DatasetMeasurement, decisions: Sequence[ModelDecision] = ()) -> None:

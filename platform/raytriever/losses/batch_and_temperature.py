@@ -25,15 +25,21 @@ _ALIGNMENT = 16  # bytes, of the tensors within the buffer that `copy_together` 
 
 @dataclass(frozen=True)
 class TeacherGroup:
-    """A teacher's scores of each row's own group."""
+    """A teacher's scores of each row's own group.
 
-    # Columns of the scored passages, `PAD` in empty slots. A row contains a column at most once.
+    Args:
+        columns: columns of the scored passages, `PAD` in empty slots. A row contains a column at most once.
+        scores: the teacher's scores.
+        is_positive: True in the slots of positives of the query.
+        is_negative: True in the slots of negatives: neither positives of the row nor known positives.
+        passages: number of passages in the groups of all rows, with and without a score.
+    """
+
     columns: Int64[Tensor, "rows group"]
-    scores: Float[Tensor, "rows group"]  # the teacher's scores
-    is_positive: Bool[Tensor, "rows group"]  # True in the slots of positives of the query
-    # True in the slots of negatives: neither positives of the row nor known positives.
+    scores: Float[Tensor, "rows group"]
+    is_positive: Bool[Tensor, "rows group"]
     is_negative: Bool[Tensor, "rows group"]
-    passages: int  # number of passages in the groups of all rows, with and without a score
+    passages: int
 
     @property
     def is_scored(self) -> Bool[Tensor, "rows group"]:
@@ -49,27 +55,40 @@ class TeacherGroup:
 
 @dataclass(frozen=True)
 class RowRelevance:
-    """Index lists of one worker's rows of the score matrix."""
+    """Index lists of one worker's rows of the score matrix.
 
-    queries: Int64[Tensor, " rows"]  # id of each row
-    passages: Int64[Tensor, " passages"]  # document id of each of this worker's passages, repeats included
-    # Position of each candidate among the passages of all workers; None if no passage occurs twice.
+    Args:
+        queries: id of each row.
+        passages: document id of each of this worker's passages, repeats included.
+        distinct: position of each candidate among the passages of all workers; None if no passage occurs twice.
+        positives: columns of each row's positives, `PAD` in empty slots. A row contains a column at most once.
+        excluded_rows: row of each pair that is not a negative (a positive or a known positive), ascending.
+        excluded_columns: column of each such pair.
+        excluded_starts: index of the first such pair of each row, then their total number; always on the CPU.
+        rows: number of rows over all workers.
+        negatives: number of negative pairs over all workers.
+        positive_pairs: number of positives of all rows over all workers.
+        seed: seed of the run.
+        step: number of the optimizer step; `rand1` samples by (seed, step, query id).
+        group: the teacher's scores of each row's own group; None without a teacher.
+        exchanged: the relevance of the other direction, where passages search for queries. Its rows are the first
+            positives of this worker's queries, its candidates the distinct queries of all workers. None if no loss
+            needs it.
+    """
+
+    queries: Int64[Tensor, " rows"]
+    passages: Int64[Tensor, " passages"]
     distinct: Int64[Tensor, " candidates"] | None
-    # Columns of each row's positives, `PAD` in empty slots. A row contains a column at most once.
     positives: Int64[Tensor, "rows positives"]
-    # Row of each pair that is not a negative (a positive or a known positive), ascending.
     excluded_rows: Int64[Tensor, " excluded"]
-    excluded_columns: Int64[Tensor, " excluded"]  # column of each such pair
-    # Index of the first such pair of each row, then their total number; always on the CPU.
+    excluded_columns: Int64[Tensor, " excluded"]
     excluded_starts: Int64[ndarray, " rows+1"]
-    rows: int  # number of rows over all workers
-    negatives: int  # number of negative pairs over all workers
-    positive_pairs: int  # number of positives of all rows over all workers
-    seed: int = 0  # seed of the run
-    step: int = 0  # number of the optimizer step; `rand1` samples by (seed, step, query id)
-    group: TeacherGroup | None = None  # the teacher's scores of each row's own group; None without a teacher
-    # The relevance of the other direction, where passages search for queries. Its rows are the first positives of this
-    # worker's queries, its candidates the distinct queries of all workers. None if no loss needs it.
+    rows: int
+    negatives: int
+    positive_pairs: int
+    seed: int = 0
+    step: int = 0
+    group: TeacherGroup | None = None
     exchanged: RowRelevance | None = None
 
     @property
@@ -108,14 +127,23 @@ class RowRelevance:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Embeddings and index lists of one worker's rows of the score matrix, without the scores."""
+    """Embeddings and index lists of one worker's rows of the score matrix, without the scores.
 
-    queries: Float[Tensor, "rows width"]  # embedding of each row
-    embeddings: Float[Tensor, "candidates width"]  # embedding of every distinct candidate of the global batch
-    relevance: RowRelevance  # positives of each row, and pairs that are not negatives
-    log_temperature: Float[Tensor, ""]  # log of tau
-    largest_score: float = torch.inf  # upper bound of every |score| / tau over all workers
-    bias: Float[Tensor, ""] | None = None  # bias that `bce` adds to every score, in units of tau; None without `bce`
+    Args:
+        queries: embedding of each row.
+        embeddings: embedding of every distinct candidate of the global batch.
+        relevance: positives of each row, and pairs that are not negatives.
+        log_temperature: log of tau.
+        largest_score: upper bound of every |score| / tau over all workers.
+        bias: bias that `bce` adds to every score, in units of tau; None without `bce`.
+    """
+
+    queries: Float[Tensor, "rows width"]
+    embeddings: Float[Tensor, "candidates width"]
+    relevance: RowRelevance
+    log_temperature: Float[Tensor, ""]
+    largest_score: float = torch.inf
+    bias: Float[Tensor, ""] | None = None
 
     @property
     def scaled_queries(self) -> Float[Tensor, "rows width"]:

@@ -30,15 +30,21 @@ class NoNegativesError(LossInputError):
 
 @dataclass(frozen=True)
 class GlobalIds:
-    """Ids of the queries and passages of all workers, in the order of rank."""
+    """Ids of the queries and passages of all workers, in the order of rank.
 
-    queries: Int64[ndarray, " queries"]  # one id for each query
-    positives: Int64[ndarray, "queries positives"]  # document ids of each query's positives, `PAD` in empty slots
-    passages: Int64[ndarray, " passages"]  # document id of each passage
-    # `known_rows`, `known`: further known positives, as pairs of a row of `queries` and a document id.
+    Args:
+        queries: one id for each query.
+        positives: document ids of each query's positives, `PAD` in empty slots.
+        passages: document id of each passage.
+        known_rows, known: further known positives, as pairs of a row of `queries` and a document id.
+        seed, step: see `RowRelevance`.
+    """
+
+    queries: Int64[ndarray, " queries"]
+    positives: Int64[ndarray, "queries positives"]
+    passages: Int64[ndarray, " passages"]
     known_rows: Int64[ndarray, " known"] = field(default_factory=_no_ids)
     known: Int64[ndarray, " known"] = field(default_factory=_no_ids)
-    # `seed`, `step`: see `RowRelevance`.
     seed: int = 0
     step: int = 0
 

@@ -49,10 +49,15 @@ BIAS_UNIT = 1000.0
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Loss of the global batch, and metrics to log."""
+    """Loss of the global batch, and metrics to log.
 
-    value: Float[Tensor, ""]  # the loss, the same on every worker, differentiable
-    statistics: dict[str, Float[Tensor, ""]]  # scalars to log, by name, without gradient
+    Args:
+        value: the loss, the same on every worker, differentiable.
+        statistics: scalars to log, by name, without gradient.
+    """
+
+    value: Float[Tensor, ""]
+    statistics: dict[str, Float[Tensor, ""]]
 
 
 class Loss(nn.Module):

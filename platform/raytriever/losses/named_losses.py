@@ -26,12 +26,19 @@ class Paper:
 
 @dataclass(frozen=True)
 class LossEntry:
-    """Entry of the table of losses."""
+    """Entry of the table of losses.
 
-    function: str  # `MODULE.NAME` of a `RowLoss` or `ScoreLoss` in this package; imported on first use
-    paper: Paper  # the paper that defines the loss
-    has_teacher: bool = False  # the loss distills a teacher's scores of each query's own group
-    symmetric: bool = False  # the loss also scores in the other direction, where passages search for queries
+    Args:
+        function: `MODULE.NAME` of a `RowLoss` or `ScoreLoss` in this package; imported on first use.
+        paper: the paper that defines the loss.
+        has_teacher: the loss distills a teacher's scores of each query's own group.
+        symmetric: the loss also scores in the other direction, where passages search for queries.
+    """
+
+    function: str
+    paper: Paper
+    has_teacher: bool = False
+    symmetric: bool = False
 
 
 _MW = Paper("Optimizing What Matters: {AUC}-Driven Learning for Robust Neural Retrieval", "Anonymous")

@@ -41,16 +41,18 @@ class RowLoss:
     """Definition of a loss that is a mean over queries.
 
     A loss with hyperparameters is a function that returns this definition for a `LossConfig`; see `by_row`.
+
+    Args:
+        negatives: reduction of a query's negatives to one number, -inf for a query without negatives.
+        value: function that returns the loss of each query [rows]. Its arguments are the reduced negatives [rows], the
+            positives' scores [rows, positives], and True in the slots that hold a positive [rows, positives]. Scores
+            are in units of the temperature.
+        positives: function that selects the columns of the positives that the loss compares. The other positives are
+            not negatives either.
     """
 
-    # Reduction of a query's negatives to one number, -inf for a query without negatives.
     negatives: Literal["logsumexp", "maximum"]
-    # Function that returns the loss of each query [rows]. Its arguments are the reduced negatives [rows], the
-    # positives' scores [rows, positives], and True in the slots that hold a positive [rows, positives]. Scores are in
-    # units of the temperature.
     value: RowValue
-    # Function that selects the columns of the positives that the loss compares. The other positives are not negatives
-    # either.
     positives: Callable[[RowRelevance], Tensor] = all_positives
 
 

@@ -49,14 +49,21 @@ def add_rows(
 
 @dataclass(frozen=True)
 class Panel:
-    """Consecutive rows of the score matrix."""
+    """Consecutive rows of the score matrix.
 
-    rows: slice  # the slice of this worker's rows
-    queries: Float[Tensor, "rows width"]  # query embeddings of the rows, in the precision of the products
-    scores: Float[Tensor, "rows candidates"]  # scores of the rows; the loss may overwrite them
-    # Buffer for the derivative by each score; it is `scores` itself, or a bf16 tensor on a GPU.
+    Args:
+        rows: the slice of this worker's rows.
+        queries: query embeddings of the rows, in the precision of the products.
+        scores: scores of the rows; the loss may overwrite them.
+        derivatives: buffer for the derivative by each score; it is `scores` itself, or a bf16 tensor on a GPU.
+        excluded: (rows within the panel, columns) of the pairs that are not negatives.
+    """
+
+    rows: slice
+    queries: Float[Tensor, "rows width"]
+    scores: Float[Tensor, "rows candidates"]
     derivatives: Float[Tensor, "rows candidates"]
-    excluded: tuple[Tensor, Tensor]  # (rows within the panel, columns) of the pairs that are not negatives
+    excluded: tuple[Tensor, Tensor]
 
     def exclude(self, score: float) -> None:
         """Overwrite the score of every pair that is not a negative."""

@@ -33,11 +33,17 @@ SETTINGS = ("config",)  # arguments of a function that makes a loss by row
 
 @dataclass(frozen=True)
 class LossFile:
-    """Reference to a loss in a file."""
+    """Reference to a loss in a file.
 
-    file: Path  # path of the Python file
-    name: str  # name of the function, or of the loss by row, in the file
-    digest: str = ""  # first 16 hexadecimal digits of the SHA-256 of the file; empty if any content is accepted
+    Args:
+        file: path of the Python file.
+        name: name of the function, or of the loss by row, in the file.
+        digest: first 16 hexadecimal digits of the SHA-256 of the file; empty if any content is accepted.
+    """
+
+    file: Path
+    name: str
+    digest: str = ""
 
     @classmethod
     def parse(cls, loss: str) -> LossFile | None:

@@ -77,15 +77,21 @@ FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best do
 
 @dataclass(frozen=True)
 class RankedQuestions:
-    """Ranked scores of questions, and what is known about their best documents."""
+    """Ranked scores of questions, and what is known about their best documents.
 
-    scores: Float[ndarray, "questions depth"]  # ranked scores, the highest first, NaN if there is no document
-    # Whether the documents at the first ranks are relevant; at least one column.
+    Args:
+        scores: ranked scores, the highest first, NaN if there is no document.
+        relevant: whether the documents at the first ranks are relevant; at least one column.
+        kinds: kind of each question without an answer in the corpus; empty for a question that has one.
+        bm25: highest and second highest score of BM25, and its score of the best document; None without BM25.
+        agrees: whether BM25 has the same best document; None without BM25.
+    """
+
+    scores: Float[ndarray, "questions depth"]
     relevant: Bool[ndarray, "questions ranks"]
-    kinds: ndarray  # kind of each question without an answer in the corpus; empty for a question that has one
-    # Highest and second highest score of BM25, and its score of the best document; None without BM25.
+    kinds: ndarray
     bm25: Float[ndarray, "questions 3"] | None = None
-    agrees: Bool[ndarray, " questions"] | None = None  # whether BM25 has the same best document; None without BM25
+    agrees: Bool[ndarray, " questions"] | None = None
 
     def __len__(self) -> int:
         return len(self.relevant)
@@ -115,13 +121,21 @@ class RankedQuestions:
 
 @dataclass(frozen=True)
 class Confidence:
-    """Confidence of a query, computed from its ranked scores."""
+    """Confidence of a query, computed from its ranked scores.
 
-    name: str  # `combined`, or a name of `confidences`
-    depth: int  # number of ranked scores that it reads
-    temperature: float  # unit of the scores in the softmax
-    weights: tuple[float, ...] = ()  # weights of `FEATURES`; empty if it is not `combined`
-    intercept: float = 0.0  # added to the weighted sum, which is then the log-odds that the best document is relevant
+    Args:
+        name: `combined`, or a name of `confidences`.
+        depth: number of ranked scores that it reads.
+        temperature: unit of the scores in the softmax.
+        weights: weights of `FEATURES`; empty if it is not `combined`.
+        intercept: added to the weighted sum, which is then the log-odds that the best document is relevant.
+    """
+
+    name: str
+    depth: int
+    temperature: float
+    weights: tuple[float, ...] = ()
+    intercept: float = 0.0
 
     def __post_init__(self) -> None:
         expected = len(FEATURES) if self.name == COMBINED else 0

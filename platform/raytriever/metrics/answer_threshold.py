@@ -59,13 +59,21 @@ _CONFORMAL = "conformal threshold"
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and the value that it achieves on the questions or pairs that chose it."""
+    """Threshold, and the value that it achieves on the questions or pairs that chose it.
 
-    aim: str  # metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`
-    wanted: float | None  # target value of the metric, above 0 and at most 1; None for the highest value
-    score: float  # lowest confidence or score that is accepted; infinite if the target is out of reach
-    reached: bool  # whether a threshold with the target value exists
-    value: float  # value of the metric at the threshold; if the target is out of reach, the best possible value
+    Args:
+        aim: metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`.
+        wanted: target value of the metric, above 0 and at most 1; None for the highest value.
+        score: lowest confidence or score that is accepted; infinite if the target is out of reach.
+        reached: whether a threshold with the target value exists.
+        value: value of the metric at the threshold; if the target is out of reach, the best possible value.
+    """
+
+    aim: str
+    wanted: float | None
+    score: float
+    reached: bool
+    value: float
 
 
 def choose_answer_threshold(
@@ -145,14 +153,20 @@ def fewest_answers(questions: int) -> int:
 
 @dataclass(frozen=True)
 class AnswersAchieved:
-    """Proportions that a threshold achieves on some questions."""
+    """Proportions that a threshold achieves on some questions.
 
-    answered: Proportion  # among questions with an answer, those for which a document is shown
-    top_precision: Proportion  # among questions for which a document is shown, those whose document is relevant
-    wrong: Proportion  # among all questions, those for which a document is shown that is not relevant
-    # Twice the questions with a relevant shown document, by the shown questions plus those with an answer.
+    Args:
+        answered: among questions with an answer, those for which a document is shown.
+        top_precision: among questions for which a document is shown, those whose document is relevant.
+        wrong: among all questions, those for which a document is shown that is not relevant.
+        f1: twice the questions with a relevant shown document, by the shown questions plus those with an answer.
+        unanswerable: for each kind of questions without an answer, those for which a document is shown.
+    """
+
+    answered: Proportion
+    top_precision: Proportion
+    wrong: Proportion
     f1: Proportion
-    # For each kind of questions without an answer, those for which a document is shown.
     unanswerable: dict[str, Proportion]
 
     def of(self, aim: str) -> Proportion:
@@ -189,14 +203,17 @@ def achieve_answers(
 
 @dataclass(frozen=True)
 class AnswerDecision:
-    """Decision of a model whether to answer the questions of a data set, and what it achieves."""
+    """Decision of a model whether to answer the questions of a data set, and what it achieves.
+
+    Args:
+        thresholds: threshold of each aim, and what it achieves on the checked questions; None if out of reach.
+        chosen: questions that chose the thresholds, with their confidence; that of `combined` is out of fold.
+        checked: questions that checked the thresholds, with their confidence; with few questions, `chosen` itself.
+    """
 
     confidence: Confidence
-    # Threshold of each aim, and what it achieves on the checked questions; None if out of reach.
     thresholds: list[tuple[Threshold, AnswersAchieved | None]]
-    # Questions that chose the thresholds, with their confidence; that of `combined` is out of fold.
     chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
-    # Questions that checked the thresholds, with their confidence; with few questions, `chosen` itself.
     checked: tuple[RankedQuestions, Float64[ndarray, " questions"]]
 
     @property

@@ -130,14 +130,16 @@ class AucInterval:
 
     With fewer than two positives, negatives or clusters, the error and the bounds are NaN. For pools that do not
     overlap, only the error is NaN.
+
+    Args:
+        misordered: number of clusters with a positive that is not above all negatives, or with a negative that is not
+            below all positives, whichever is smaller. Without queries, each score is a cluster.
     """
 
     auc: float
     standard_error: float
     low: float
     high: float
-    # Number of clusters with a positive that is not above all negatives, or with a negative that is not below all
-    # positives, whichever is smaller. Without queries, each score is a cluster.
     misordered: int
 
     @property
@@ -295,12 +297,18 @@ def auc_pseudo_values(
 
 @dataclass(frozen=True)
 class RocCurve:
-    """Points of an ROC curve from (0, 0) to (1, 1); thresholds are descending."""
+    """Points of an ROC curve from (0, 0) to (1, 1); thresholds are descending.
 
-    thresholds: Float64[ndarray, " points"]  # lowest score that counts as positive; the first is infinite
-    false_positive_rate: Float64[ndarray, " points"]  # share of negatives at or above the threshold
-    true_positive_rate: Float64[ndarray, " points"]  # share of positives at or above the threshold
-    # `low`, `high`: confidence band of the true positive rate.
+    Args:
+        thresholds: lowest score that counts as positive; the first is infinite.
+        false_positive_rate: share of negatives at or above the threshold.
+        true_positive_rate: share of positives at or above the threshold.
+        low, high: confidence band of the true positive rate.
+    """
+
+    thresholds: Float64[ndarray, " points"]
+    false_positive_rate: Float64[ndarray, " points"]
+    true_positive_rate: Float64[ndarray, " points"]
     low: Float64[ndarray, " points"]
     high: Float64[ndarray, " points"]
 

@@ -33,11 +33,17 @@ DEPTH = 100
 
 @dataclass(frozen=True)
 class RankedPassages:
-    """Ranked passages of questions that have an answer in the corpus."""
+    """Ranked passages of questions that have an answer in the corpus.
 
-    scores: Float[ndarray, "questions depth"]  # the highest scores of each question, NaN if there is no passage
-    relevant: Bool[ndarray, "questions depth"]  # whether these passages are relevant
-    counts: Int64[ndarray, " questions"]  # number of relevant passages of each question in the corpus, at least 1
+    Args:
+        scores: the highest scores of each question, NaN if there is no passage.
+        relevant: whether these passages are relevant.
+        counts: number of relevant passages of each question in the corpus, at least 1.
+    """
+
+    scores: Float[ndarray, "questions depth"]
+    relevant: Bool[ndarray, "questions depth"]
+    counts: Int64[ndarray, " questions"]
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -60,15 +66,20 @@ class RankedPassages:
 
 @dataclass(frozen=True)
 class PassagesKept:
-    """Passages of some questions that a threshold keeps."""
+    """Passages of some questions that a threshold keeps.
 
-    questions: int  # number of questions
-    # Share of a question's relevant passages that is kept, averaged over questions, with its 95 % interval from `low`
-    # to `high`.
+    Args:
+        questions: number of questions.
+        share: share of a question's relevant passages that is kept, averaged over questions, with its 95 % interval
+            from `low` to `high`.
+        passages: mean number of kept passages per question, relevant or not.
+    """
+
+    questions: int
     share: float
     low: float
     high: float
-    passages: float  # mean number of kept passages per question, relevant or not
+    passages: float
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:

@@ -91,12 +91,18 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
 
 @dataclass(frozen=True)
 class Slice:
-    """Range of values of a flattened tensor."""
+    """Range of values of a flattened tensor.
+
+    Args:
+        values: values of the range, one-dimensional.
+        start: index of the first value in the flattened tensor.
+        shape: shape of the whole tensor.
+    """
 
     name: str
-    values: Tensor  # values of the range, one-dimensional
-    start: int  # index of the first value in the flattened tensor
-    shape: tuple[int, ...]  # shape of the whole tensor
+    values: Tensor
+    start: int
+    shape: tuple[int, ...]
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:

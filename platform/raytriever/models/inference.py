@@ -128,12 +128,19 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """Embeddings that a GPU may still compute."""
+    """Embeddings that a GPU may still compute.
 
-    values: Float32[torch.Tensor, "encoded width"]  # embeddings on the CPU, in the order of the batches
-    order: Sequence[int]  # index of the text of each embedding
-    texts: int  # number of texts; a text without an embedding gets zeros
-    computed: torch.cuda.Event | None  # event after the last copy; None on a CPU
+    Args:
+        values: embeddings on the CPU, in the order of the batches.
+        order: index of the text of each embedding.
+        texts: number of texts; a text without an embedding gets zeros.
+        computed: event after the last copy; None on a CPU.
+    """
+
+    values: Float32[torch.Tensor, "encoded width"]
+    order: Sequence[int]
+    texts: int
+    computed: torch.cuda.Event | None
 
     def result(self) -> Float32[ndarray, "texts width"]:
         """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""

@@ -113,10 +113,15 @@ _NEVER = 2**60
 
 @dataclass(frozen=True)
 class Buckets:
-    """Tokens of one side of a batch, in buckets."""
+    """Tokens of one side of a batch, in buckets.
 
-    buckets: list[TokenBatch]  # padded batches, shortest texts first; or one packed batch
-    indices: Int64[Tensor, " texts"]  # index of each text of the batch in the concatenated buckets
+    Args:
+        buckets: padded batches, shortest texts first; or one packed batch.
+        indices: index of each text of the batch in the concatenated buckets.
+    """
+
+    buckets: list[TokenBatch]
+    indices: Int64[Tensor, " texts"]
 
     def to(self, device: torch.device) -> Buckets:
         """Return a copy on a device."""

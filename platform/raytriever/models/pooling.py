@@ -56,12 +56,18 @@ def pool_packed(
 
 @dataclass(frozen=True)
 class _Packed:
-    """Packed texts."""
+    """Packed texts.
+
+    Args:
+        starts: index of the first token of each text, and the number of tokens.
+        lengths: number of tokens of each text.
+        left_out: number of first tokens of each text that are not pooled.
+    """
 
     states: Float[Tensor, "tokens width"]
-    starts: Int64[Tensor, " bounds"]  # index of the first token of each text, and the number of tokens
-    lengths: Int64[Tensor, " texts"]  # number of tokens of each text
-    left_out: Int64[Tensor, " texts"]  # number of first tokens of each text that are not pooled
+    starts: Int64[Tensor, " bounds"]
+    lengths: Int64[Tensor, " texts"]
+    left_out: Int64[Tensor, " texts"]
 
     def spread(self, values: Int64[Tensor, " texts"]) -> Int64[Tensor, " tokens"]:
         """Repeat the value of each text for all of its tokens."""

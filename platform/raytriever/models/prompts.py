@@ -66,14 +66,19 @@ class Prompts:
 
 @dataclass(frozen=True)
 class PromptTable:
-    """Prompts of a model for any data set."""
+    """Prompts of a model for any data set.
 
-    # `query`, `passage`: prompts for data sets that have none under their names.
+    Args:
+        query, passage: prompts for data sets that have none under their names.
+        stored: prompts of the model by name.
+        own: prompts of the user by name, which precede all others.
+        fixed: sides whose prompt the user passed for all data sets; stored prompts are not used for them.
+    """
+
     query: str = ""
     passage: str = ""
-    stored: Mapping[str, str] = field(default_factory=dict)  # prompts of the model by name
-    own: Mapping[str, str] = field(default_factory=dict)  # prompts of the user by name, which precede all others
-    # Sides whose prompt the user passed for all data sets; stored prompts are not used for them.
+    stored: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[Side] = frozenset()
 
     def of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:

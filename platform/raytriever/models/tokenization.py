@@ -141,14 +141,20 @@ def require_fast(tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """Template by which a tokenizer turns the content of a text into the input of an encoder."""
+    """Template by which a tokenizer turns the content of a text into the input of an encoder.
 
-    # `before`, `after`: ids of the special tokens before and after the content.
+    Args:
+        before, after: ids of the special tokens before and after the content.
+        keep_end: truncate a long text on the left, not on the right.
+        pad_token: id of the padding token.
+        pad_left: pad on the left, not on the right.
+    """
+
     before: tuple[int, ...]
     after: tuple[int, ...]
-    keep_end: bool  # truncate a long text on the left, not on the right
-    pad_token: int  # id of the padding token
-    pad_left: bool  # pad on the left, not on the right
+    keep_end: bool
+    pad_token: int
+    pad_left: bool
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:

@@ -79,14 +79,17 @@ class JobClient(Protocol[Result]):
 
 @dataclass(frozen=True)
 class JobPhase:
-    """One phase of a job."""
+    """One phase of a job.
 
-    # Returns this worker's message. It is called after each step, with the number of steps done, until the message is
-    # no longer `RUNNING`. It does not wait.
+    Args:
+        check: returns this worker's message. It is called after each step, with the number of steps done, until the
+            message is no longer `RUNNING`. It does not wait.
+        start: called on every worker, with the number of steps done, when the previous phase has ended.
+        needs_all: if True, the phase ends when all workers have the same result; else when the first worker has one.
+    """
+
     check: Callable[[int], JobMessage]
-    # Called on every worker, with the number of steps done, when the previous phase has ended.
     start: Callable[[int], None] = lambda step: None
-    # If True, the phase ends when all workers have the same result; else when the first worker has one.
     needs_all: bool = False
 
     def is_done(self, messages: Sequence[JobMessage]) -> bool:

@@ -40,17 +40,26 @@ Passes = Sequence[tuple[Buckets, Side]]
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch."""
+    """One worker's share of a global batch.
 
-    # `queries`, `passages`: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
+    Args:
+        queries, passages: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
+        relevance: positives of the queries in the global batch, and pairs that are not negatives.
+        chunk: maximum number of tokens of a chunk, padding included; None without gradient caching.
+        version: refresh round whose hard negatives the batch uses; 0 for the initial table.
+        guide: the same texts as the guide reads them; empty without a guide.
+        work: tokens and FLOPs of this share.
+        copied: CUDA event that marks the end of the copy to a GPU; None on a CPU.
+    """
+
     queries: Buckets
     passages: Buckets
-    relevance: RowRelevance  # positives of the queries in the global batch, and pairs that are not negatives
-    chunk: int | None = None  # maximum number of tokens of a chunk, padding included; None without gradient caching
-    version: int = 0  # refresh round whose hard negatives the batch uses; 0 for the initial table
-    guide: Passes = ()  # the same texts as the guide reads them; empty without a guide
-    work: tuple[float, float] = (0.0, 0.0)  # tokens and FLOPs of this share
-    copied: torch.cuda.Event | None = None  # CUDA event that marks the end of the copy to a GPU; None on a CPU
+    relevance: RowRelevance
+    chunk: int | None = None
+    version: int = 0
+    guide: Passes = ()
+    work: tuple[float, float] = (0.0, 0.0)
+    copied: torch.cuda.Event | None = None
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each tensor replaced by `copy(tensor)`, in a fixed order; `lengths` are kept."""
@@ -96,16 +105,27 @@ PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Source of the batches of a split; it makes the share of any worker."""
+    """Source of the batches of a split; it makes the share of any worker.
 
-    tokens: Tokens  # tokens of queries and documents by position, made for the retriever that encodes them
-    examples: Examples  # the training examples: queries with their positives and hard negatives
-    order: Order  # order in which the steps use the examples
-    positives_per_query: int  # maximum number of positives of a query's group
-    negatives_per_query: int  # hard negatives of a query's group; more if the query has fewer positives
-    version: int = 0  # refresh round whose hard negatives are used; 0 for the initial table
-    teacher: TeacherTable | None = None  # a teacher's scores of the pairs of a group; None without a teacher
-    guide: GuideTexts | None = None  # texts as the false-negative guide reads them; None without a guide
+    Args:
+        tokens: tokens of queries and documents by position, made for the retriever that encodes them.
+        examples: the training examples: queries with their positives and hard negatives.
+        order: order in which the steps use the examples.
+        positives_per_query: maximum number of positives of a query's group.
+        negatives_per_query: hard negatives of a query's group; more if the query has fewer positives.
+        version: refresh round whose hard negatives are used; 0 for the initial table.
+        teacher: a teacher's scores of the pairs of a group; None without a teacher.
+        guide: texts as the false-negative guide reads them; None without a guide.
+    """
+
+    tokens: Tokens
+    examples: Examples
+    order: Order
+    positives_per_query: int
+    negatives_per_query: int
+    version: int = 0
+    teacher: TeacherTable | None = None
+    guide: GuideTexts | None = None
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
         """Return the source with other hard negatives. Order, queries, positives and random samples stay the same."""

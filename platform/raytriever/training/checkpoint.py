@@ -44,14 +44,21 @@ MOMENTS = "optimizer"
 
 @dataclass(frozen=True)
 class Progression:
-    """Progress of a run: the step, and the state of early stopping."""
+    """Progress of a run: the step, and the state of early stopping.
 
-    step: int = 0  # number of optimizer steps done
-    best_step: int = 0  # step of the best checkpoint (the first of equal ones); 0 before the first validation
-    # Value of the deciding metric at that step; higher is better, so a dev loss is negated.
+    Args:
+        step: number of optimizer steps done.
+        best_step: step of the best checkpoint (the first of equal ones); 0 before the first validation.
+        best_value: value of the deciding metric at that step; higher is better, so a dev loss is negated.
+        validations_without: number of validations since the best one.
+        stopped: True if early stopping has ended the run.
+    """
+
+    step: int = 0
+    best_step: int = 0
     best_value: float = float("-inf")
-    validations_without: int = 0  # number of validations since the best one
-    stopped: bool = False  # True if early stopping has ended the run
+    validations_without: int = 0
+    stopped: bool = False
 
     def after_validation(self, step: int, value: float, patience: int) -> Progression:
         """Return the progression after the validation at `step`. NaN is never better than another value."""

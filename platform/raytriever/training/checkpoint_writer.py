@@ -45,11 +45,17 @@ GRACE_SECONDS = 2.0  # time that a run which ends waits for the shards of other 
 
 @dataclass(frozen=True)
 class WriterStatus:
-    """Status that all workers know after a step."""
+    """Status that all workers know after a step.
 
-    is_writing: bool  # True if any worker is writing
-    is_due: bool  # True if a checkpoint is due by the first worker's clock
-    seconds: tuple[float, ...]  # seconds of each worker's own work in the step, by rank
+    Args:
+        is_writing: True if any worker is writing.
+        is_due: True if a checkpoint is due by the first worker's clock.
+        seconds: seconds of each worker's own work in the step, by rank.
+    """
+
+    is_writing: bool
+    is_due: bool
+    seconds: tuple[float, ...]
 
 
 class CheckpointWriter:

@@ -30,11 +30,17 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True)
 class Record:
-    """Record of the validation of one checkpoint."""
+    """Record of the validation of one checkpoint.
 
-    step: int  # step of the checkpoint
-    value: float  # value of the deciding metric, higher is better; NaN if no metric of the validations decides
-    measured: Mapping[str, float]  # all metrics, by name
+    Args:
+        step: step of the checkpoint.
+        value: value of the deciding metric, higher is better; NaN if no metric of the validations decides.
+        measured: all metrics, by name.
+    """
+
+    step: int
+    value: float
+    measured: Mapping[str, float]
 
 
 def summarize(values: Mapping[int, float], patience: int) -> Progression:
@@ -75,20 +81,26 @@ def read_records(folder: Path) -> list[Record]:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPlan:
-    """Plan of the validations of a run."""
+    """Plan of the validations of a run.
 
-    folder: Path  # folder of the records
-    behind: int  # number of validations that may be pending before training waits
-    # On the first worker, access to the process that evaluates; None on the others. It gets the step and the path of a
-    # committed checkpoint, writes the record to `folder`, and returns it.
+    Args:
+        folder: folder of the records.
+        behind: number of validations that may be pending before training waits.
+        evaluator: on the first worker, access to the process that evaluates; None on the others. It gets the step and
+            the path of a committed checkpoint, writes the record to `folder`, and returns it.
+        on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
+            restart it is called again for earlier validations.
+        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. Training
+            does not stop before this step, so that its curves end where training does.
+        digest: digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
+    """
+
+    folder: Path
+    behind: int
     evaluator: JobClient[Record] | None
-    # Called on the first worker with the step of each validated checkpoint and its metrics. After a restart it is
-    # called again for earlier validations.
     on_metrics: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
-    # Last step that an earlier process of the run has logged, the same on every worker. Training does not stop before
-    # this step, so that its curves end where training does.
     last_logged_step: int = 0
-    digest: str = ""  # digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
+    digest: str = ""
 
 
 class ValidationJob(BackgroundJob):

@@ -49,30 +49,38 @@ from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Everything that one worker needs to train."""
+    """Everything that one worker needs to train.
 
-    retriever: Retriever  # the encoder, on `device`, the same on every worker
+    Args:
+        retriever: the encoder, on `device`, the same on every worker.
+        precision: `fp32` or `bf16`.
+        folder: folder of the checkpoints, shared by all workers.
+        on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
+        report_status: called on every worker with a description of what training does between two steps.
+        before_commit: called with a step before its checkpoint is committed; returns when all its metrics are stored.
+        data_digest: digest of everything that batches are made of. A run resumes only with the same digest. Empty if it
+            is not known.
+        guide: encoder that masks false negatives; None if the settings of the loss name none.
+    """
+
+    retriever: Retriever
     train: BatchSource
     dev: BatchSource
     loss: LossConfig
     training: TrainingConfig
     total_steps: int
-    precision: str  # `fp32` or `bf16`
+    precision: str
     device: torch.device
     workers: WorkerGroup
-    folder: Path  # folder of the checkpoints, shared by all workers
-    # Called on the first worker with the number of steps done and the metrics of a step or validation.
+    folder: Path
     on_metrics: Callable[[int, Mapping[str, float]], None]
     log: Callable[[str], None]
-    # Called on every worker with a description of what training does between two steps.
     report_status: Callable[[str], None] = lambda text: None
-    # Called with a step before its checkpoint is committed; returns when all its metrics are stored.
     before_commit: Callable[[int], None] = lambda step: None
-    # Digest of everything that batches are made of. A run resumes only with the same digest. Empty if it is not known.
     data_digest: str = ""
     refresh: RefreshPlan | None = None
     validation: ValidationPlan | None = None
-    guide: Guide | None = None  # encoder that masks false negatives; None if the settings of the loss name none
+    guide: Guide | None = None
 
 
 def train(setup: TrainingSetup) -> Progression:

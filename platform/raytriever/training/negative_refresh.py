@@ -45,16 +45,25 @@ _REMEDY = f"give another {setting('output')}"
 
 @dataclass(frozen=True)
 class Round:
-    """Record of a refresh round that has ended."""
+    """Record of a refresh round that has ended.
 
-    number: int  # number of the round, from 1; 0 is the table that training began with
-    step: int  # step of the checkpoint that mined, a multiple of `--refresh-every`
-    ended: int  # number of steps done when the round ended
-    # First step that uses the table, counted from 1 as in `steps.jsonl`; None if the round failed.
+    Args:
+        number: number of the round, from 1; 0 is the table that training began with.
+        step: step of the checkpoint that mined, a multiple of `--refresh-every`.
+        ended: number of steps done when the round ended.
+        used_from: first step that uses the table, counted from 1 as in `steps.jsonl`; None if the round failed.
+        digest: digest of the table.
+        reason: reason for a failure.
+        measured: metrics of the round, by name.
+    """
+
+    number: int
+    step: int
+    ended: int
     used_from: int | None = None
-    digest: str = ""  # digest of the table
-    reason: str = ""  # reason for a failure
-    measured: Mapping[str, float] = field(default_factory=dict)  # metrics of the round, by name
+    digest: str = ""
+    reason: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,17 +147,22 @@ def remove_tables(folder: Path, checkpoints: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshPlan:
-    """Plan of the refreshes of a run."""
+    """Plan of the refreshes of a run.
 
-    every: int  # steps between two rounds
-    waits: bool  # True if training waits for each round
+    Args:
+        every: steps between two rounds.
+        waits: True if training waits for each round.
+        miner: on the first worker, access to the process that mines; None on the others. It gets the number of a round
+            and a checkpoint, commits the table at `round_path` in place of any older one, and returns metrics.
+        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. If a round
+            is started again, no step up to this one uses its table, so that the logged metrics stay true.
+    """
+
+    every: int
+    waits: bool
     folder: Path
     read: Callable[[Path], NegativesTable]
-    # On the first worker, access to the process that mines; None on the others. It gets the number of a round and a
-    # checkpoint, commits the table at `round_path` in place of any older one, and returns metrics.
     miner: JobClient[Mapping[str, float]] | None
-    # Last step that an earlier process of the run has logged, the same on every worker. If a round is started again, no
-    # step up to this one uses its table, so that the logged metrics stay true.
     last_logged_step: int = 0
 
 

@@ -63,7 +63,13 @@ _LENGTHS = ("epochs", "max_steps")
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run or of one of its stages."""
+    """All settings of a run or of one of its stages.
+
+    Args:
+        name: name of a stage; empty for a run.
+        stages: stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a
+            run with stages, `data` is only evaluated, and `model` is the initial encoder.
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -71,9 +77,7 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    name: str = ""  # name of a stage; empty for a run
-    # Stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a run with
-    # stages, `data` is only evaluated, and `model` is the initial encoder.
+    name: str = ""
     stages: tuple[Config, ...] = ()
 
     @property

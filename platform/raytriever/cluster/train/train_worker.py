@@ -57,32 +57,44 @@ from raytriever.training.training_settings import BEHIND, SYNC
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """Training job whose settings and data have been checked, for any process of the cluster."""
+    """Training job whose settings and data have been checked, for any process of the cluster.
+
+    Args:
+        datasets: paths or URIs of the prepared data sets, on storage that every node sees.
+        negatives: table of hard negatives, or None; in a worker, a Ray reference to it.
+        folder: run directory, on storage that every node sees. It may have the `steps.jsonl` of an earlier call.
+            Training writes the best model to its folder `model`.
+        in_process: if True, the calling process is the only worker. This saves the start of a process, but an error
+            that ends the process also ends the caller.
+        runs_per_node: number of runs that share the cores of a node, including this one.
+        gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
+    """
 
     config: Config
-    datasets: tuple[str, ...]  # paths or URIs of the prepared data sets, on storage that every node sees
-    negatives: Any  # table of hard negatives, or None; in a worker, a Ray reference to it
+    datasets: tuple[str, ...]
+    negatives: Any
     total_steps: int
-    # Run directory, on storage that every node sees. It may have the `steps.jsonl` of an earlier call. Training writes
-    # the best model to its folder `model`.
     folder: Path
     dev_sets: tuple[DevSet, ...] = ()
-    # If True, the calling process is the only worker. This saves the start of a process, but an error that ends the
-    # process also ends the caller.
     in_process: bool = False
-    runs_per_node: int = 1  # number of runs that share the cores of a node, including this one
-    gpus: float = 1.0  # GPUs of each worker on a cluster with GPUs; a fraction if several runs share one
+    runs_per_node: int = 1
+    gpus: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob(TrainingJob):
-    """Training job as the driver sends it to every worker of a group."""
+    """Training job as the driver sends it to every worker of a group.
+
+    Args:
+        miner: actor that mines hard negatives; None without refresh, or if the first worker mines.
+        evaluator: actor that evaluates checkpoints; None without validation by retrieval, or if the first worker
+            evaluates.
+    """
 
     queue: EventQueue
     driver: DriverContext
     last_logged_step: int = 0
-    miner: Any = None  # actor that mines hard negatives; None without refresh, or if the first worker mines
-    # Actor that evaluates checkpoints; None without validation by retrieval, or if the first worker evaluates.
+    miner: Any = None
     evaluator: Any = None
 
 

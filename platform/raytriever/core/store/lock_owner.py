@@ -19,15 +19,22 @@ RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of i
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a lock."""
+    """The process that holds a lock.
+
+    Args:
+        since: Time at which the lock was taken, in seconds since 1970.
+        token: Random text, different for every lock that was ever taken.
+        kind: `BY_KERNEL` or `BY_FILE`.
+        started: Start of the process, in ticks since the machine started; 0 where that is unknown.
+    """
 
     host: str
     pid: int
     command: str
-    since: float  # Time at which the lock was taken, in seconds since 1970
-    token: str  # Random text, different for every lock that was ever taken
-    kind: str = BY_KERNEL  # `BY_KERNEL` or `BY_FILE`
-    started: int = 0  # Start of the process, in ticks since the machine started; 0 where that is unknown
+    since: float
+    token: str
+    kind: str = BY_KERNEL
+    started: int = 0
 
     def __str__(self) -> str:
         now = time.time()

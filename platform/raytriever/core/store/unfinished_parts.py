@@ -29,16 +29,22 @@ T = TypeVar("T")
 
 @dataclass
 class Parts:
-    """Committed parts of an unfinished result."""
+    """Committed parts of an unfinished result.
 
-    folder: Path | None  # folder of the parts, made with the first one; None to keep none
-    key: str = ""  # digest of everything that determines a part; empty if the folder or the part is named after it
-    # Name of the work, such as "a search", if it can go on without parts. A part that cannot be written is then a
-    # warning, and no further part is written. By default it is an error.
+    Args:
+        folder: folder of the parts, made with the first one; None to keep none.
+        key: digest of everything that determines a part; empty if the folder or the part is named after it.
+        optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
+            then a warning, and no further part is written. By default it is an error.
+        check: compares the files of a part with their digests, raises `StorageError`, and returns the manifest.
+        durable: whether the parts survive a crash of the machine; see `committed_directory`.
+    """
+
+    folder: Path | None
+    key: str = ""
     optional: str = ""
-    # Compares the files of a part with their digests, raises `StorageError`, and returns the manifest.
     check: Callable[[Path], Manifest] = read_manifest
-    durable: bool = True  # whether the parts survive a crash of the machine; see `committed_directory`
+    durable: bool = True
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
         """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.

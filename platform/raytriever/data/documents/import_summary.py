@@ -21,27 +21,38 @@ _CHARACTERS = 160  # length at which an example is cut
 
 @dataclass
 class ImportSummary:
-    """Figures of an import."""
+    """Figures of an import.
 
-    path: Path  # the folder that was written
-    files: Counter[str] = field(default_factory=Counter)  # number of files that were read, by kind
-    # Number of passages by their number of tokens, for each kind.
+    Args:
+        path: the folder that was written.
+        files: number of files that were read, by kind.
+        lengths: number of passages by their number of tokens, for each kind.
+        documents, passages: numbers of files and of passages by split.
+        skipped: documents that were not read, and names that were left out, each with the reason.
+        others: number of files that are not documents, by the ending of their names.
+        examples: some passages to show; the same folder always gives the same ones.
+        repeated: files that have the text of another file.
+        questions: the questions that were read; None without a file of questions.
+        judged: number of questions with an answer by split.
+        unanswerable: number of questions without an answer by split.
+        shared: number of files that answer questions of several splits.
+        replaces: whether an earlier import was replaced.
+    """
+
+    path: Path
+    files: Counter[str] = field(default_factory=Counter)
     lengths: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    # `documents`, `passages`: numbers of files and of passages by split.
     documents: Counter[str] = field(default_factory=Counter)
     passages: Counter[str] = field(default_factory=Counter)
-    # Documents that were not read, and names that were left out, each with the reason.
     skipped: dict[str, str] = field(default_factory=dict)
-    # Number of files that are not documents, by the ending of their names.
     others: Counter[str] = field(default_factory=Counter)
-    # Some passages to show; the same folder always gives the same ones.
     examples: list[Passage] = field(default_factory=list)
-    repeated: list[str] = field(default_factory=list)  # files that have the text of another file
-    questions: Questions | None = None  # the questions that were read; None without a file of questions
-    judged: Counter[str] = field(default_factory=Counter)  # number of questions with an answer by split
-    unanswerable: Counter[str] = field(default_factory=Counter)  # number of questions without an answer by split
-    shared: int = 0  # number of files that answer questions of several splits
-    replaces: bool = False  # whether an earlier import was replaced
+    repeated: list[str] = field(default_factory=list)
+    questions: Questions | None = None
+    judged: Counter[str] = field(default_factory=Counter)
+    unanswerable: Counter[str] = field(default_factory=Counter)
+    shared: int = 0
+    replaces: bool = False
 
 
 def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> Iterator[str]:

@@ -37,13 +37,19 @@ _LIST = re.compile(r"""\[\s*(?:[bru]?["'].*["'][\s,]*)?\]""", re.DOTALL)
 
 @dataclass(frozen=True)
 class TableFile:
-    """CSV or TSV file."""
+    """CSV or TSV file.
+
+    Args:
+        columns: names in its header, line breaks replaced by spaces.
+        begin: number of lines of the header, including blank lines before it.
+        line_end: `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel.
+    """
 
     where: str
     separator: str
-    columns: tuple[str, ...]  # names in its header, line breaks replaced by spaces
-    begin: int = 1  # number of lines of the header, including blank lines before it
-    line_end: str = "\n"  # `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel
+    columns: tuple[str, ...]
+    begin: int = 1
+    line_end: str = "\n"
 
     @classmethod
     def open(cls, where: str) -> TableFile:

@@ -45,16 +45,22 @@ _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)"
 
 
 class Format(NamedTuple):
-    """Format of the rows of a file, or of a whole folder."""
+    """Format of the rows of a file, or of a whole folder.
 
-    signature: str  # description of its files or fields, for messages
-    # Returns the parser of rows that have these fields, None if they are of another format.
+    Args:
+        signature: description of its files or fields, for messages.
+        parser: returns the parser of rows that have these fields, None if they are of another format.
+        plan: returns the plan of a folder, instead of a parser.
+        is_begun: returns whether some files of the format exist. It is then used if no rows have another format.
+        rows: returns the rows of a file that is one JSON object.
+    """
+
+    signature: str
     parser: Callable[[frozenset[str]], plans.RowParser | None] = lambda fields: None
-    plan: Callable[[Source], plans.Plan] | None = None  # returns the plan of a folder, instead of a parser
+    plan: Callable[[Source], plans.Plan] | None = None
     is_whole: Callable[[Source], bool] = lambda source: False
-    # Returns whether some files of the format exist. It is then used if no rows have another format.
     is_begun: Callable[[Source], bool] = lambda source: False
-    rows: plans.RowsOf | None = None  # returns the rows of a file that is one JSON object
+    rows: plans.RowsOf | None = None
 
 
 def rows_with(row: plans.RowParser, *names: str) -> Callable[[frozenset[str]], plans.RowParser | None]:

@@ -57,19 +57,24 @@ RowsOf = Callable[[Mapping[str, Any]], Iterable[Any] | None]
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a data set and its parser."""
+    """One file of a data set and its parser.
 
-    where: str  # absolute path or URI; for the kind `ir`, a name of `ir_datasets` with `#docs`, `#queries` or `#qrels`
-    # `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a JSON
-    # array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
+    Args:
+        where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` with `#docs`, `#queries` or `#qrels`.
+        kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
+            JSON array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
+        header: for a `tsv` with a header, the columns that its first row must name; for a `table`, the name of each
+            column in its format.
+        split: split of its judgements; None if it has no judgements or its rows name the split; "" if it is unknown.
+        rows: function that returns the rows of an `object`.
+    """
+
+    where: str
     kind: Kind
     parse: RowParser
-    # For a `tsv` with a header, the columns that its first row must name; for a `table`, the name of each column in its
-    # format.
     header: tuple[str, ...] = ()
-    # Split of its judgements; None if it has no judgements or its rows name the split; "" if it is unknown.
     split: str | None = None
-    rows: RowsOf | None = None  # function that returns the rows of an `object`
+    rows: RowsOf | None = None
 
     @classmethod
     def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:
@@ -79,13 +84,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Format and parts of a data set."""
+    """Format and parts of a data set.
+
+    Args:
+        parts: files of the data set, files with only texts first.
+        note: message about how the files are read, if that was guessed.
+        division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
+        has_queries: whether the data set must have a query; a corpus alone can be encoded and searched.
+    """
 
     format: str
-    parts: tuple[Part, ...]  # files of the data set, files with only texts first
-    has_queries: bool = True  # whether the data set must have a query; a corpus alone can be encoded and searched
-    note: str = ""  # message about how the files are read, if that was guessed
-    division: str = ""  # bounds by which a single file is divided into splits; empty if files or rows name the splits
+    parts: tuple[Part, ...]
+    has_queries: bool = True
+    note: str = ""
+    division: str = ""
 
 
 def kind_of(path: str) -> Kind:

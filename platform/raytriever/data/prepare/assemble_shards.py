@@ -51,11 +51,16 @@ _STORED = _PAIR.names[:5]  # type: ignore[index]
 
 @dataclass(frozen=True)
 class AssembledSide:
-    """Documents or queries of all shards."""
+    """Documents or queries of all shards.
+
+    Args:
+        live: rows that count, ascending.
+        meta: figures for the manifest, see `prepared.SideMeta`.
+    """
 
     index: KeyIndex
-    live: Int64[ndarray, " positions"]  # rows that count, ascending
-    meta: dict[str, Any]  # figures for the manifest, see `prepared.SideMeta`
+    live: Int64[ndarray, " positions"]
+    meta: dict[str, Any]
 
     def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
         """Return the position of each key, -1 for an unknown one."""

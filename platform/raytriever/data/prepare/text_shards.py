@@ -149,13 +149,19 @@ def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a shard."""
+    """Report of a shard.
+
+    Args:
+        number: number of the chunk of the part, from 0.
+        rows: number of rows read, bad ones included.
+        bad: bad rows, from `records.bad_entry`.
+        files: size and digest of each file, by its name in the data set.
+    """
 
     part: int
-    number: int  # number of the chunk of the part, from 0
-    rows: int  # number of rows read, bad ones included
-    bad: tuple[dict[str, Any], ...] = ()  # bad rows, from `records.bad_entry`
-    # Size and digest of each file, by its name in the data set.
+    number: int
+    rows: int
+    bad: tuple[dict[str, Any], ...] = ()
     files: dict[str, FileEntry] = field(default_factory=dict)
 
     @property
@@ -166,11 +172,16 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of shards, which is sent to every process that writes some of them."""
+    """Writer of shards, which is sent to every process that writes some of them.
+
+    Args:
+        folder: directory of the data set, to which every process can write.
+        tokenization: tokenizer and prompts; None for texts without tokens.
+    """
 
     parts: tuple[Part, ...]
-    folder: Path  # directory of the data set, to which every process can write
-    tokenization: Tokenization | None  # tokenizer and prompts; None for texts without tokens
+    folder: Path
+    tokenization: Tokenization | None
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
         """Write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""

@@ -26,10 +26,15 @@ from raytriever.data.sampling.training_examples import Examples
 
 @dataclass(frozen=True)
 class TeacherTable:
-    """Teacher scores of pairs."""
+    """Teacher scores of pairs.
 
-    pairs: Int64[ndarray, " pairs"]  # query position times `documents` plus document position, ascending and distinct
-    scores: Float32[ndarray, " pairs"]  # finite scores; higher is more relevant
+    Args:
+        pairs: query position times `documents` plus document position, ascending and distinct.
+        scores: finite scores; higher is more relevant.
+    """
+
+    pairs: Int64[ndarray, " pairs"]
+    scores: Float32[ndarray, " pairs"]
     documents: int
 
     @classmethod

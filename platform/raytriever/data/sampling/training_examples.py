@@ -81,20 +81,28 @@ def check_positives(positives: Positives, dataset: RetrievalDataset, split: str)
 
 @dataclass(frozen=True)
 class Examples:
-    """Training examples of a split: one for each query with positives."""
+    """Training examples of a split: one for each query with positives.
 
-    positives: Positives  # queries and all their relevant documents
-    drawn: tuple[Positives, ...]  # positives from which groups are sampled, see `groups_of`
-    starts: Int64[ndarray, " parts+1"]  # first example of each combined data set, followed by the number of examples
-    # First document of each combined data set, followed by the number of documents. Random negatives of a query are
-    # documents of its own data set.
+    Args:
+        positives: queries and all their relevant documents.
+        drawn: positives from which groups are sampled, see `groups_of`.
+        starts: first example of each combined data set, followed by the number of examples.
+        document_starts: first document of each combined data set, followed by the number of documents. Random negatives
+            of a query are documents of its own data set.
+        negatives: table of hard negatives. Queries without any get random documents.
+        shares: shares of the negatives by origin, see above; None for equal weights of a query's rows.
+        ranked: use the positives of the lowest ranks instead of sampling them in each epoch.
+        query_copies, document_copies: texts that count as one.
+    """
+
+    positives: Positives
+    drawn: tuple[Positives, ...]
+    starts: Int64[ndarray, " parts+1"]
     document_starts: Int64[ndarray, " parts+1"]
     seed: int
-    negatives: NegativesTable | None = None  # table of hard negatives. Queries without any get random documents.
-    # Shares of the negatives by origin, see above; None for equal weights of a query's rows.
+    negatives: NegativesTable | None = None
     shares: Float64[ndarray, " origins"] | None = None
-    ranked: bool = False  # use the positives of the lowest ranks instead of sampling them in each epoch
-    # `query_copies`, `document_copies`: texts that count as one.
+    ranked: bool = False
     query_copies: Copies = NO_COPIES
     document_copies: Copies = NO_COPIES
 

@@ -88,14 +88,20 @@ class ChatService(Interface):
 
 @dataclass
 class Annotator:
-    """Annotator that takes each query through the three stages, and sends only requests that the log lacks."""
+    """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
+
+    Args:
+        llm: name of the model, which is part of the key of every request.
+        job: name of the job in the log. Later runs compute the cost of the job from the entries with this name.
+        service: connected when the job begins.
+    """
 
     prompts: AnnotationPrompts
     config: AnnotationConfig
-    llm: str  # name of the model, which is part of the key of every request
-    job: str  # name of the job in the log. Later runs compute the cost of the job from the entries with this name.
+    llm: str
+    job: str
     log: AnswerLog
-    service: ChatService | None  # connected when the job begins
+    service: ChatService | None
     spending: Spending
     in_flight: int = 1
     counts: Counts = field(default_factory=Counts)

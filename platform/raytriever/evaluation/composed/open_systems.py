@@ -42,14 +42,18 @@ from raytriever.retrieval.search.exact_search import Hits, hits_of, search_datas
 
 @dataclass(frozen=True)
 class SystemOpener:
-    """Builder of the systems of one data set."""
+    """Builder of the systems of one data set.
+
+    Args:
+        prompts_of: function that returns the prompts of a retriever for the data set.
+        weighing: split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
+        protocol: protocol of the evaluation; a fusion is at least as deep as its metrics need.
+    """
 
     dataset: RetrievalDataset
     encoders: Encoders
-    prompts_of: Callable[[TextEncoder], Prompts]  # function that returns the prompts of a retriever for the data set
-    # Split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
+    prompts_of: Callable[[TextEncoder], Prompts]
     weighing: tuple[str, JudgedQueries] | None = None
-    # Protocol of the evaluation; a fusion is at least as deep as its metrics need.
     protocol: Protocol = field(default_factory=Protocol)
 
     def open(self, tree: SystemTree) -> PreparedSystem:

@@ -30,13 +30,17 @@ Cell = tuple[str, str]  # a row of the table, a data set
 
 @dataclass(frozen=True)
 class SeedMetrics:
-    """Metrics of one training on one data set."""
+    """Metrics of one training on one data set.
 
-    seed: int | None  # seed of the training; None if the row is not trained
-    # Metrics by name, including those that do not come from queries, such as `steps_to_best`.
+    Args:
+        seed: seed of the training; None if the row is not trained.
+        metrics: metrics by name, including those that do not come from queries, such as `steps_to_best`.
+        per_query: values by query for each metric that has them, in the same order for all trainings; NaN for a query
+            without a value.
+    """
+
+    seed: int | None
     metrics: Mapping[str, float]
-    # Values by query for each metric that has them, in the same order for all trainings; NaN for a query without a
-    # value.
     per_query: Mapping[str, Float64[ndarray, " queries"]] = field(default_factory=dict)
 
 

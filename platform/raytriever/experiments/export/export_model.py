@@ -51,13 +51,20 @@ _REMEDY = "restore the run directory, or give only its model/ directory"
 
 @dataclass(frozen=True)
 class Parity:
-    """Comparison of a graph with its tower."""
+    """Comparison of a graph with its tower.
 
-    form: str  # `onnx` or `openvino`
-    side: Side  # `query` or `passage`; `passage` if both share a tower
+    Args:
+        form: `onnx` or `openvino`.
+        side: `query` or `passage`; `passage` if both share a tower.
+        difference: largest difference of a component, relative to the length of the embedding.
+        cosine: lowest cosine of two embeddings of one text.
+    """
+
+    form: str
+    side: Side
     texts: int
-    difference: float  # largest difference of a component, relative to the length of the embedding
-    cosine: float  # lowest cosine of two embeddings of one text
+    difference: float
+    cosine: float
 
     def __str__(self) -> str:
         return (

@@ -47,18 +47,24 @@ model.similarity(queries, passages)
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts for a model card."""
+    """Facts for a model card.
+
+    Args:
+        licence: SPDX identifier of the license on the hub, or None.
+        config: settings of the run that trained the model; empty if no run of raytriever did.
+        trained: results of the evaluation at the end of that run; empty if there are none.
+        results: results of this model in another evaluation; may be empty.
+        calibration: meaning of the scores for one corpus; None if it is unknown.
+    """
 
     name: str
     description: Description
     width: int
-    licence: str | None = None  # SPDX identifier of the license on the hub, or None
-    # Settings of the run that trained the model; empty if no run of raytriever did.
+    licence: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    # Results of the evaluation at the end of that run; empty if there are none.
     trained: Results = field(default_factory=Results)
-    results: Results = field(default_factory=Results)  # results of this model in another evaluation; may be empty
-    calibration: Calibration | None = None  # meaning of the scores for one corpus; None if it is unknown
+    results: Results = field(default_factory=Results)
+    calibration: Calibration | None = None
     graphs: Sequence[str] = ()
 
     @property

@@ -43,13 +43,20 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """One directory that a command wrote."""
+    """One directory that a command wrote.
+
+    Args:
+        kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
+        state: `running`, `interrupted`, `finished` or `damaged`.
+        detail: the process that writes it, its progress, or the damage.
+        ended: seconds since 1970; None if it has not ended.
+    """
 
     path: Path
-    kind: str  # `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest
-    state: str  # `running`, `interrupted`, `finished` or `damaged`
-    detail: str  # the process that writes it, its progress, or the damage
-    ended: float | None = None  # seconds since 1970; None if it has not ended
+    kind: str
+    state: str
+    detail: str
+    ended: float | None = None
     size: int = 0
     checkpoints: tuple[Checkpoint, ...] = ()
 

@@ -34,16 +34,21 @@ Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set an
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Finished run in a comparison."""
+    """Finished run in a comparison.
+
+    Args:
+        figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
+            and `bm25`; the models of an evaluation have their own names.
+        settings: values as text, by `section.name`.
+        curves: `loss` and `dev_loss` by step; empty for an evaluation.
+        queries: content of `per_query/DATASET.json`, by data set.
+    """
 
     name: str
-    # Metrics by model and data set. The models of a training run are `after` and its baselines `before` and `bm25`; the
-    # models of an evaluation have their own names.
     figures: Figures
     splits: Mapping[str, str]
-    settings: Mapping[str, str]  # values as text, by `section.name`
-    curves: Mapping[str, Curve] = field(default_factory=dict)  # `loss` and `dev_loss` by step; empty for an evaluation
-    # Content of `per_query/DATASET.json`, by data set.
+    settings: Mapping[str, str]
+    curves: Mapping[str, Curve] = field(default_factory=dict)
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: bool = False
 

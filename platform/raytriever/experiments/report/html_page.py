@@ -46,13 +46,18 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, in this order."""
+    """Content of a page, in this order.
+
+    Args:
+        tables: tables; those of one group must be consecutive.
+        pictures: figures; those with one heading must be consecutive.
+        queries: content of `per_query/` by data set; `choose_queries` selects those that the page shows.
+    """
 
     title: str
     about: Sequence[str] = ()
-    tables: Sequence[ReportTable] = ()  # tables; those of one group must be consecutive
-    pictures: Sequence[Picture] = ()  # figures; those with one heading must be consecutive
-    # Content of `per_query/` by data set; `choose_queries` selects those that the page shows.
+    tables: Sequence[ReportTable] = ()
+    pictures: Sequence[Picture] = ()
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: str = ""
 

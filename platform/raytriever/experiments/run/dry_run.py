@@ -45,12 +45,18 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Device that could train."""
+    """Device that could train.
+
+    Args:
+        device: `cuda` or `cpu`.
+        precision: `fp32` or `bf16`.
+        budget: number of bytes that training may use.
+    """
 
     name: str
-    device: str  # `cuda` or `cpu`
-    precision: str  # `fp32` or `bf16`
-    budget: int  # number of bytes that training may use
+    device: str
+    precision: str
+    budget: int
 
 
 def dry_run(config: Config) -> Iterator[str]:
@@ -113,13 +119,19 @@ def _missing_weights(files: ModelFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """Plan for one place."""
+    """Plan for one place.
+
+    Args:
+        largest: number of texts of the largest chunk; 0 if not even one text fits.
+        texts: number of texts of the planned chunk: the user's choice, else the largest chunk.
+        checkpointed: number of texts of the largest chunk with activation checkpointing; 0 if that is set already or
+            does not help.
+    """
 
     place: Place
     plan: MemoryPlan
-    largest: int  # number of texts of the largest chunk; 0 if not even one text fits
-    texts: int  # number of texts of the planned chunk: the user's choice, else the largest chunk
-    # Number of texts of the largest chunk with activation checkpointing; 0 if that is set already or does not help.
+    largest: int
+    texts: int
     checkpointed: int
 
     @property

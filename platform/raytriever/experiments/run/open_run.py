@@ -55,13 +55,19 @@ from raytriever.training.run_config import STAGES, Config, dump_config, errors_o
 
 @dataclass(frozen=True)
 class OpenRun:
-    """Run whose settings, data and model have been checked."""
+    """Run whose settings, data and model have been checked.
+
+    Args:
+        dataset: data set for the evaluation, with its test split.
+        encoder: description in one line of how the encoder reads texts.
+        weights: bytes of the encoder's weights in float32.
+    """
 
     config: Config
-    dataset: RetrievalDataset  # data set for the evaluation, with its test split
+    dataset: RetrievalDataset
     trainings: tuple[OpenTraining, ...]
-    encoder: str  # description in one line of how the encoder reads texts
-    weights: int  # bytes of the encoder's weights in float32
+    encoder: str
+    weights: int
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings for the tracker, including values from the model and the machine."""

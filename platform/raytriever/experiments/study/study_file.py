@@ -44,36 +44,48 @@ AFTER = "after"  # name of an arm's model in its evaluation, as in the evaluatio
 
 @dataclass(frozen=True)
 class Arm:
-    """One training, or one encoder that is not trained."""
+    """One training, or one encoder that is not trained.
 
-    name: str  # unique name of its directory and its run at the tracker
-    row: str  # row of the table. Arms that are evaluated on different data sets may share one.
-    # Evaluation data sets by their names in tables. In one study, a name means one data set and split.
+    Args:
+        name: unique name of its directory and its run at the tracker.
+        row: row of the table. Arms that are evaluated on different data sets may share one.
+        datasets: evaluation data sets by their names in tables. In one study, a name means one data set and split.
+        curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
+        model: system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it.
+        lengths: longest query and passage of an untrained encoder, in tokens; None means its own limit.
+    """
+
+    name: str
+    row: str
     datasets: Mapping[str, EvaluationDataset]
-    # Settings of the training; the study replaces each `training.seed`. None if nothing is trained.
     curriculum: Config | None
-    model: str = ""  # system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it
-    # Longest query and passage of an untrained encoder, in tokens; None means its own limit.
+    model: str = ""
     lengths: tuple[int | None, int | None] | None = None
 
 
 @dataclass(frozen=True)
 class Study:
-    """Arms and claims of one table."""
+    """Arms and claims of one table.
+
+    Args:
+        seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
+        baselines: one or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆`
+            and `◇` against the second.
+        about: lines about the training and the data, printed above the table.
+        paper: published results by row, data set and metric, in the units of ours (mostly fractions).
+        steps_to_best: whether the table has the step of the best checkpoint of each training.
+    """
 
     name: str
     title: str
     source: str
     arms: tuple[Arm, ...]
-    seeds: int  # default number of trainings of each arm; their seeds are 0 to seeds - 1
-    # One or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆` and `◇`
-    # against the second.
+    seeds: int
     baselines: tuple[str, ...]
-    about: str = ""  # lines about the training and the data, printed above the table
+    about: str = ""
     claims: tuple[Claim, ...] = ()
-    # Published results by row, data set and metric, in the units of ours (mostly fractions).
     paper: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    steps_to_best: bool = False  # whether the table has the step of the best checkpoint of each training
+    steps_to_best: bool = False
 
 
 @contextmanager

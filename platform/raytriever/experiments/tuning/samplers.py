@@ -24,11 +24,14 @@ STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own defau
 
 @dataclass(frozen=True)
 class Sampler:
-    """Sampler that proposes points of the search space."""
+    """Sampler that proposes points of the search space.
 
-    # `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra and Bengio,
-    # 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al., 2019). Running
-    # trials count as bad ones for Optuna, so that concurrent trials try different points.
+    Args:
+        searcher: `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra
+            and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
+            2019). Running trials count as bad ones for Optuna, so that concurrent trials try different points.
+    """
+
     searcher: str
     space: SearchSpace
     seed: int

@@ -95,15 +95,20 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One searched setting."""
+    """One searched setting.
+
+    Args:
+        values: values of a grid; if there is no range, every sampler uses them.
+        low, high: ends of a range; None for a list of values.
+        log: whether values are drawn uniformly on a logarithmic scale.
+    """
 
     section: str
     name: str
-    values: tuple[Any, ...]  # values of a grid; if there is no range, every sampler uses them
-    # `low`, `high`: ends of a range; None for a list of values.
+    values: tuple[Any, ...]
     low: float | None = None
     high: float | None = None
-    log: bool = False  # whether values are drawn uniformly on a logarithmic scale
+    log: bool = False
     whole: bool = False
 
     @property

@@ -32,16 +32,24 @@ class TrialError(UserError):
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial."""
+    """One trial.
 
-    number: int  # number from 0; its directory is `trials/NUMBER` with three or more digits
-    settings: Mapping[str, Any]  # its point of the search space, by `section.setting`
-    # `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
+    Args:
+        number: number from 0; its directory is `trials/NUMBER` with three or more digits.
+        settings: its point of the search space, by `section.setting`.
+        status: `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
+        metrics: metrics on the dev split, if it is finished.
+        seconds: duration, over all calls.
+        reason: reason why it failed, or the step at which it was stopped.
+    """
+
+    number: int
+    settings: Mapping[str, Any]
     status: Status = RUNNING
-    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics on the dev split, if it is finished
+    metrics: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
-    seconds: float = 0.0  # duration, over all calls
-    reason: str = ""  # reason why it failed, or the step at which it was stopped
+    seconds: float = 0.0
+    reason: str = ""
 
     @property
     def name(self) -> str:

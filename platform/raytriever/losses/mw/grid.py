@@ -106,17 +106,29 @@ LARGEST_SCORE = 2.0**30
 
 @dataclass(frozen=True)
 class Grid:
-    """Runs of even cells, ascending and without gaps; the outer ends are open."""
+    """Runs of even cells, ascending and without gaps; the outer ends are open.
 
-    starts: Float[Tensor, " runs"]  # left end of each run, in units of tau
-    widths: Float[Tensor, " runs"]  # width of the cells of each run
-    counts: Int64[Tensor, " runs"]  # number of cells of each run
-    firsts: Int64[Tensor, " runs"]  # first cell of each run
-    width: float  # width of the cells near positives
-    reach: int  # a score and a positive count as far apart if more cells than this are between them
-    tail: int  # softplus counts as 0 more than this number of cells below a positive
-    cells: int  # total number of cells
-    # Number of the first subcell of an even grid; the middle of subcell 0 is the score 0. None for an uneven grid.
+    Args:
+        starts: left end of each run, in units of tau.
+        widths: width of the cells of each run.
+        counts: number of cells of each run.
+        firsts: first cell of each run.
+        width: width of the cells near positives.
+        reach: a score and a positive count as far apart if more cells than this are between them.
+        tail: softplus counts as 0 more than this number of cells below a positive.
+        cells: total number of cells.
+        first_subcell: number of the first subcell of an even grid; the middle of subcell 0 is the score 0. None for an
+            uneven grid.
+    """
+
+    starts: Float[Tensor, " runs"]
+    widths: Float[Tensor, " runs"]
+    counts: Int64[Tensor, " runs"]
+    firsts: Int64[Tensor, " runs"]
+    width: float
+    reach: int
+    tail: int
+    cells: int
     first_subcell: int | None = None
 
     @property

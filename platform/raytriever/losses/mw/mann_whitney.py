@@ -118,12 +118,18 @@ class Walk(Protocol):
 
 @dataclass(frozen=True)
 class PairwiseResult:
-    """Loss, derivatives and AUC from the sums over the negatives."""
+    """Loss, derivatives and AUC from the sums over the negatives.
 
-    share: Float[Tensor, ""]  # contribution of this worker's negatives to the loss
-    # Derivative by each positive's score in units of tau, over the negatives of all workers; 0 in empty slots.
+    Args:
+        share: contribution of this worker's negatives to the loss.
+        by_positive: derivative by each positive's score in units of tau, over the negatives of all workers; 0 in empty
+            slots.
+        auc: fraction of all pairs in the right order.
+    """
+
+    share: Float[Tensor, ""]
     by_positive: Float[Tensor, " positives"]
-    auc: Float[Tensor, ""]  # fraction of all pairs in the right order
+    auc: Float[Tensor, ""]
 
 
 class PairwiseSums:

@@ -112,13 +112,20 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Settings in the files of a model directory, each file read once."""
+    """Settings in the files of a model directory, each file read once.
+
+    Args:
+        own: `raytriever.json`; None in directories of other libraries.
+        library: `config_sentence_transformers.json`; empty if there is none.
+        has_modules: True if `modules.json` names the modules of each side.
+        sides: modules of each side.
+    """
 
     directory: Path
-    own: dict[str, Any] | None  # `raytriever.json`; None in directories of other libraries
-    library: Library  # `config_sentence_transformers.json`; empty if there is none
-    has_modules: bool  # True if `modules.json` names the modules of each side
-    sides: dict[Side, Pipeline]  # modules of each side
+    own: dict[str, Any] | None
+    library: Library
+    has_modules: bool
+    sides: dict[Side, Pipeline]
 
     @classmethod
     def read(cls, directory: Path) -> ModelFiles:

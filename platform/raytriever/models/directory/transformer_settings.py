@@ -75,11 +75,17 @@ class _Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Transformer:
-    """Transformer of a model, with its tokenizer."""
+    """Transformer of a model, with its tokenizer.
 
-    folder: Path  # folder with `config.json`, the tokenizer and the weights
-    settings: dict[str, Any]  # settings of sentence-transformers; empty if there are none
-    file: Path  # file of these settings
+    Args:
+        folder: folder with `config.json`, the tokenizer and the weights.
+        settings: settings of sentence-transformers; empty if there are none.
+        file: file of these settings.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    file: Path
 
     @classmethod
     def read(cls, folder: Path) -> Transformer:

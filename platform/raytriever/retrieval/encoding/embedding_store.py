@@ -48,25 +48,36 @@ _HALF_MAX = 65_504.0
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Content and settings of a store. The names of the model and the data set are informational."""
+    """Content and settings of a store. The names of the model and the data set are informational.
 
-    model: str  # name of the model, as the user passed it
-    model_digest: str  # SHA-256 over weights, tokenizer and all settings that decide an embedding
+    Args:
+        model: name of the model, as the user passed it.
+        model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
+        data_digest: digest of the side's ids and texts.
+        prefix: text in front of every text.
+        length: largest number of tokens of a text, including special tokens.
+        pooling, similarity: see `models.model_settings`.
+        precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
+        dtype: storage type; see above.
+        shard_rows: rows of every shard except the last; see `writer.shard_rows`.
+        batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
+            device of the encoding process.
+    """
+
+    model: str
+    model_digest: str
     dataset: str
-    data_digest: str  # digest of the side's ids and texts
+    data_digest: str
     side: Side
-    prefix: str  # text in front of every text
-    length: int  # largest number of tokens of a text, including special tokens
-    # `pooling`, `similarity`: see `models.model_settings`.
+    prefix: str
+    length: int
     pooling: str
     similarity: str
-    precision: str  # arithmetic of the encoder, `fp32`, `bf16` or `int8`
-    dtype: str  # storage type; see above
+    precision: str
+    dtype: str
     rows: int
     width: int
-    shard_rows: int  # rows of every shard except the last; see `writer.shard_rows`
-    # Tokens per batch, including padding, which decide the last bits; None for a value that suits the device of the
-    # encoding process.
+    shard_rows: int
     batch_tokens: int | None = None
 
     @cached_property

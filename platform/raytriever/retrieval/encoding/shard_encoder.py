@@ -80,14 +80,22 @@ class SideTexts:
 
 @dataclass
 class ShardEncoder:
-    """Encoder of shards. It is sent to worker processes, which then load the encoder and open the data set."""
+    """Encoder of shards. It is sent to worker processes, which then load the encoder and open the data set.
+
+    Args:
+        load: function that loads the encoder onto the device of the calling process.
+        dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
+        on_progress: function that gets the number of encoded texts after each batch.
+        prompts: prompts of the data set; by default its name chooses them.
+        earlier: embeddings to copy, if there are any.
+    """
 
     writer: StoreWriter
-    load: Callable[[], TextEncoder]  # function that loads the encoder onto the device of the calling process
-    dataset_path: str  # path or name under which any process opens the data set; see `RetrievalDataset`
-    on_progress: Callable[[int], None] | None = None  # function that gets the number of encoded texts after each batch
-    prompts: Prompts | None = None  # prompts of the data set; by default its name chooses them
-    earlier: EarlierEmbeddings | None = None  # embeddings to copy, if there are any
+    load: Callable[[], TextEncoder]
+    dataset_path: str
+    on_progress: Callable[[int], None] | None = None
+    prompts: Prompts | None = None
+    earlier: EarlierEmbeddings | None = None
 
     @cached_property
     def retriever(self) -> TextEncoder:
@@ -187,14 +195,21 @@ class ShardEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class _ShardTexts:
-    """Texts of a shard, ready to be encoded."""
+    """Texts of a shard, ready to be encoded.
+
+    Args:
+        rows: positions of the texts to encode, ascending.
+        copied: the other rows of the shard, copied from earlier stores.
+        inputs: texts with special tokens; see `Retriever`.
+        batches: texts of each batch, as indices into `rows`.
+    """
 
     number: int
-    rows: Sequence[int]  # positions of the texts to encode, ascending
+    rows: Sequence[int]
     keys: Keys
-    copied: StoredRows | None  # the other rows of the shard, copied from earlier stores
-    inputs: Sequence[Any] = ()  # texts with special tokens; see `Retriever`
-    batches: Sequence[Sequence[int]] = ()  # texts of each batch, as indices into `rows`
+    copied: StoredRows | None
+    inputs: Sequence[Any] = ()
+    batches: Sequence[Sequence[int]] = ()
     prompt: str | list[str] = ""
     budget: int = 0
 

@@ -67,10 +67,15 @@ class _MappedArray:
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """Vectors of one side of a data set, in files."""
+    """Vectors of one side of a data set, in files.
 
-    name: str  # folder and side, for errors
-    ids: Any  # ids of the vectors, as an Arrow array of distinct strings
+    Args:
+        name: folder and side, for errors.
+        ids: ids of the vectors, as an Arrow array of distinct strings.
+    """
+
+    name: str
+    ids: Any
     arrays: Sequence[_MappedArray]
 
     def __len__(self) -> int:

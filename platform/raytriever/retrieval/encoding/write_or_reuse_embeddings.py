@@ -180,12 +180,16 @@ class StoreWriter:
 
 @dataclass(frozen=True)
 class EarlierEmbeddings:
-    """Locations in earlier stores of the embeddings of a new store. It is sent to the processes that encode."""
+    """Locations in earlier stores of the embeddings of a new store. It is sent to the processes that encode.
+
+    Args:
+        sources: index of an earlier shard and the row in it, for each row; -1 for a text without an earlier embedding.
+        shards: paths of the earlier shards.
+    """
 
     plan: EmbeddingPlan
-    # Index of an earlier shard and the row in it, for each row; -1 for a text without an earlier embedding.
     sources: Int32[ndarray, "rows 2"]
-    shards: Sequence[Path]  # paths of the earlier shards
+    shards: Sequence[Path]
 
     def count(self, number: int) -> int:
         """Return the number of rows of a shard that earlier stores have."""

@@ -186,13 +186,20 @@ def analyzer_line(analysis: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Statistics of the analyzer's output: means over a sample of a corpus."""
+    """Statistics of the analyzer's output: means over a sample of a corpus.
+
+    Args:
+        tokens_per_document: number of terms, including repeated ones.
+        characters_per_document: number of characters that are not white space.
+        unspaced_share: share of these characters in scripts without spaces between words, 0 to 1.
+        unspaced_run: mean length of a run of such characters without a space or punctuation.
+    """
 
     analyzer: Analyzer
-    tokens_per_document: float  # number of terms, including repeated ones
-    characters_per_document: float  # number of characters that are not white space
-    unspaced_share: float  # share of these characters in scripts without spaces between words, 0 to 1
-    unspaced_run: float  # mean length of a run of such characters without a space or punctuation
+    tokens_per_document: float
+    characters_per_document: float
+    unspaced_share: float
+    unspaced_run: float
 
     @classmethod
     def of(cls, documents: Documents) -> Analysis:

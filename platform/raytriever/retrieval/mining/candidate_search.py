@@ -81,11 +81,15 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class PairScorer:
-    """Scorer of query-document pairs."""
+    """Scorer of query-document pairs.
 
-    name: str  # `encoder`, `bm25` or `judge`, for the table's manifest; empty if there are no scores
-    # Function of query rows `[block]` and documents `[block, any]` that returns their scores; NaN for the document -1
-    # and for one without an embedding.
+    Args:
+        name: `encoder`, `bm25` or `judge`, for the table's manifest; empty if there are no scores.
+        score: function of query rows `[block]` and documents `[block, any]` that returns their scores; NaN for the
+            document -1 and for one without an embedding.
+    """
+
+    name: str
     score: Callable[[Int64[ndarray, " block"], Int64[ndarray, "block any"]], Float32[ndarray, "block any"]]
 
     @classmethod

@@ -61,13 +61,20 @@ class MinedBlock(NamedTuple):
 
     A finished block is stored as a part (`store.unfinished_parts`) with one file, so that a killed job continues after
     it. Blocks depend only on the inputs, whose digest names the folder of the parts.
+
+    Args:
+        queries: index of the query in the split.
+        documents: position in the corpus.
+        ranks: rank in the method's ranking after the excluded documents are removed.
+        scores: scores by the scorer of the table; NaN if there is none.
+        verdicts: number of candidates for each of `filters.REASONS`.
     """
 
-    queries: Int64[ndarray, " kept"]  # index of the query in the split
-    documents: Int64[ndarray, " kept"]  # position in the corpus
-    ranks: Int64[ndarray, " kept"]  # rank in the method's ranking after the excluded documents are removed
-    scores: Float32[ndarray, " kept"]  # scores by the scorer of the table; NaN if there is none
-    verdicts: Int64[ndarray, " reasons"]  # number of candidates for each of `filters.REASONS`
+    queries: Int64[ndarray, " kept"]
+    documents: Int64[ndarray, " kept"]
+    ranks: Int64[ndarray, " kept"]
+    scores: Float32[ndarray, " kept"]
+    verdicts: Int64[ndarray, " reasons"]
 
     def save(self, folder: Path) -> None:
         """Write the block into a folder."""
@@ -170,16 +177,21 @@ class CandidateFilter:
 
 @dataclass(frozen=True)
 class MiningResult:
-    """Result of a mining job."""
+    """Result of a mining job.
+
+    Args:
+        counts: for each method, the number of `candidates`, of `kept` ones and of those removed for each reason. The
+            kept and removed ones add up to the candidates. Reasons without candidates are omitted.
+        wanted: number of negatives that each query should get from all methods together.
+        counts_per_query: number of negatives of each query, in the order of `dataset.positives(split)`.
+        scorer: name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty.
+    """
 
     table: NegativesTable
-    # For each method, the number of `candidates`, of `kept` ones and of those removed for each reason. The kept and
-    # removed ones add up to the candidates. Reasons without candidates are omitted.
     counts: dict[str, dict[str, int]]
-    wanted: int  # number of negatives that each query should get from all methods together
-    # Number of negatives of each query, in the order of `dataset.positives(split)`.
+    wanted: int
     counts_per_query: Int64[ndarray, " queries"]
-    scorer: str  # name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty
+    scorer: str
 
     def meta(self) -> dict[str, object]:
         """Return the entries of the table's manifest."""

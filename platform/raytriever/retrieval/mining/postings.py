@@ -48,13 +48,21 @@ _Allocate = Callable[[str, int, Any], ndarray]
 
 @dataclass(frozen=True)
 class PostingsBlock:
-    """Terms of a block of documents."""
+    """Terms of a block of documents.
 
-    terms: Sequence[str]  # distinct terms, sorted
-    counts: Int64[ndarray, " terms"]  # number of documents that contain each term
-    rows: UInt32[ndarray, " postings"]  # rows of these documents, term after term, ascending within a term
-    frequencies: UInt32[ndarray, " postings"]  # how often the document contains the term, aligned with `rows`
-    lengths: Int64[ndarray, " documents"]  # number of terms of each document, including repeated ones
+    Args:
+        terms: distinct terms, sorted.
+        counts: number of documents that contain each term.
+        rows: rows of these documents, term after term, ascending within a term.
+        frequencies: how often the document contains the term, aligned with `rows`.
+        lengths: number of terms of each document, including repeated ones.
+    """
+
+    terms: Sequence[str]
+    counts: Int64[ndarray, " terms"]
+    rows: UInt32[ndarray, " postings"]
+    frequencies: UInt32[ndarray, " postings"]
+    lengths: Int64[ndarray, " documents"]
 
     @classmethod
     def of(cls, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> PostingsBlock:
@@ -83,13 +91,20 @@ class PostingsBlock:
 
 @dataclass(frozen=True)
 class Postings:
-    """Postings of a corpus, in memory or memory-mapped."""
+    """Postings of a corpus, in memory or memory-mapped.
+
+    Args:
+        vocabulary: term -> number of the term.
+        starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
+        documents: positions of documents, ascending within a term.
+        weights: weight that the term adds to the score of the document, above 0.
+    """
 
     size: int
-    vocabulary: dict[str, int]  # term -> number of the term
-    starts: Int64[ndarray, " terms+1"]  # the postings of term t are at the indices `starts[t]` to `starts[t + 1]`
-    documents: UInt32[ndarray, " postings"]  # positions of documents, ascending within a term
-    weights: Float32[ndarray, " postings"]  # weight that the term adds to the score of the document, above 0
+    vocabulary: dict[str, int]
+    starts: Int64[ndarray, " terms+1"]
+    documents: UInt32[ndarray, " postings"]
+    weights: Float32[ndarray, " postings"]
 
     @classmethod
     def of(cls, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> Postings:

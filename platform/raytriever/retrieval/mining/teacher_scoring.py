@@ -53,18 +53,24 @@ _DIFFERENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringResult:
-    """Result of a scoring job."""
+    """Result of a scoring job.
+
+    Args:
+        positives, candidates: scores of the positives and of the candidates.
+        above: share of candidates that score above their query's lowest positive: likely false negatives.
+        activation: activation that sentence-transformers would apply to the scores.
+        scored, seconds: number of pairs that this call scored, and its duration.
+        quarantined: a line about quarantined rows, if there are any.
+    """
 
     queries: int
-    # `positives`, `candidates`: scores of the positives and of the candidates.
     positives: Float32[ndarray, " positives"]
     candidates: Float32[ndarray, " candidates"]
-    above: float  # share of candidates that score above their query's lowest positive: likely false negatives
-    activation: str  # activation that sentence-transformers would apply to the scores
-    # `scored`, `seconds`: number of pairs that this call scored, and its duration.
+    above: float
+    activation: str
     scored: int
     seconds: float
-    quarantined: str | None  # a line about quarantined rows, if there are any
+    quarantined: str | None
 
 
 def run_scoring(

@@ -57,59 +57,74 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerThreshold(AnswersAchieved):
-    """Lowest confidence of an answer, and what it achieves on the questions that tested it."""
+    """Lowest confidence of an answer, and what it achieves on the questions that tested it.
 
-    # `aim`, `wanted`: target for which it was chosen; see `metrics.answer_threshold`.
+    Args:
+        aim, wanted: target for which it was chosen; see `metrics.answer_threshold`.
+        score: the lowest confidence, as a value of the file's `confidence`.
+    """
+
     aim: AnswerAim
     wanted: float | None
-    score: float  # the lowest confidence, as a value of the file's `confidence`
+    score: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassageThreshold(PassagesKept):
-    """Lowest score of a passage to keep, and what it keeps for the questions that tested it."""
+    """Lowest score of a passage to keep, and what it keeps for the questions that tested it.
 
-    wanted: float  # smallest expected share of a later question's relevant passages that is kept
+    Args:
+        wanted: smallest expected share of a later question's relevant passages that is kept.
+        depth: number of best passages of a question to which the threshold applies.
+    """
+
+    wanted: float
     score: float
-    depth: int  # number of best passages of a question to which the threshold applies
+    depth: int
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Content of `calibration.json`."""
+    """Content of `calibration.json`.
+
+    Args:
+        date: day of the calibration, in UTC.
+        system, digest: name of the system in the evaluation, and SHA-256 of everything but the passages that decides
+            its scores; see `encoder_digest`.
+        dataset, data: name and digest of the data set.
+        corpus: digest of its passages.
+        passages, sample: number of its passages, and a sample from which later changes are estimated; see `sample_of`.
+        chosen_on, chosen_queries: split that fitted thresholds and maps, and its number of queries.
+        checked_on, checked_queries: split that tested them, and its number of queries. If there are few queries, both
+            are the same, such as `dev and test`.
+        confidence: the measure to which the thresholds apply.
+        thresholds: thresholds in the order of the targets, without targets out of reach. The first one decides.
+        first: map from the confidence of a query to the probability that its best passage is relevant.
+        kept: threshold of the passages to keep, if any.
+        later: map from the score of a passage at ranks 2 to 10 to the probability that it is relevant.
+        first_error, later_error: calibration error of both maps on the testing split, with its 95 % interval.
+    """
 
     format: int
-    date: str  # day of the calibration, in UTC
-    # `system`, `digest`: name of the system in the evaluation, and SHA-256 of everything but the passages that decides
-    # its scores; see `encoder_digest`.
+    date: str
     system: str
     digest: str
-    # `dataset`, `data`: name and digest of the data set.
     dataset: str
     data: str
-    corpus: str  # digest of its passages
-    # `chosen_on`, `chosen_queries`: split that fitted thresholds and maps, and its number of queries.
+    corpus: str
     chosen_on: str
     chosen_queries: int
-    # `checked_on`, `checked_queries`: split that tested them, and its number of queries. If there are few queries, both
-    # are the same, such as `dev and test`.
     checked_on: str
     checked_queries: int
-    # Thresholds in the order of the targets, without targets out of reach. The first one decides.
     thresholds: list[AnswerThreshold]
-    kept: PassageThreshold | None  # threshold of the passages to keep, if any
-    # Map from the confidence of a query to the probability that its best passage is relevant.
+    kept: PassageThreshold | None
     first: IsotonicMap | PlattMap
-    # Map from the score of a passage at ranks 2 to 10 to the probability that it is relevant.
     later: IsotonicMap | PlattMap
-    # `first_error`, `later_error`: calibration error of both maps on the testing split, with its 95 % interval.
     first_error: CalibrationError
     later_error: CalibrationError
-    # `passages`, `sample`: number of its passages, and a sample from which later changes are estimated; see
-    # `sample_of`.
     passages: int
     sample: list[int]
-    confidence: Confidence  # the measure to which the thresholds apply
+    confidence: Confidence
     stale: str = ""
 
     @property
@@ -327,11 +342,17 @@ def _implausible(calibration: Calibration) -> str:
 
 @dataclass(frozen=True)
 class Decider:
-    """Function object that computes the confidence of queries of a corpus."""
+    """Function object that computes the confidence of queries of a corpus.
 
-    calibration: Calibration | None  # calibration that names the confidence; None if there is none
-    documents: Documents  # the corpus, which BM25 indexes if the confidence needs it
-    lists_all: bool = True  # whether rankings should have `depth` passages. A reranking of 10 has fewer by design.
+    Args:
+        calibration: calibration that names the confidence; None if there is none.
+        documents: the corpus, which BM25 indexes if the confidence needs it.
+        lists_all: whether rankings should have `depth` passages. A reranking of 10 has fewer by design.
+    """
+
+    calibration: Calibration | None
+    documents: Documents
+    lists_all: bool = True
 
     @property
     def depth(self) -> int:

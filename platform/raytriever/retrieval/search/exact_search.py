@@ -184,11 +184,15 @@ def format_hits(hits: Hits) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PassageIndex(ABC):
-    """Searchable index of a data set's passages, with their encoder and calibration."""
+    """Searchable index of a data set's passages, with their encoder and calibration.
+
+    Args:
+        calibration: meaning of the scores; None if it is unknown.
+    """
 
     dataset: RetrievalDataset
     retriever: TextEncoder
-    calibration: Calibration | None = None  # meaning of the scores; None if it is unknown
+    calibration: Calibration | None = None
 
     @property
     def documents(self) -> Documents:

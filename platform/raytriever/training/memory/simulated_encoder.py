@@ -45,11 +45,17 @@ _NAME = "raytriever_fused"
 
 @dataclass(frozen=True)
 class ChunkBytes:
-    """Bytes of one chunk, in addition to the weights."""
+    """Bytes of one chunk, in addition to the weights.
 
-    cast: int  # bf16 copies of weights, which autocast makes once and holds for all chunks
-    kept: int  # other bytes that are still allocated after the forward pass, because the backward pass needs them
-    peak: int  # peak in forward and backward, including the gradients of this chunk
+    Args:
+        cast: bf16 copies of weights, which autocast makes once and holds for all chunks.
+        kept: other bytes that are still allocated after the forward pass, because the backward pass needs them.
+        peak: peak in forward and backward, including the gradients of this chunk.
+    """
+
+    cast: int
+    kept: int
+    peak: int
 
 
 class AllocationTracker(TorchDispatchMode):

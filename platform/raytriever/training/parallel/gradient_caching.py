@@ -58,13 +58,19 @@ Encode = Callable[[TokenBatch, Side], Tensor]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Chunk of a batch, with the results of the passes over it."""
+    """Chunk of a batch, with the results of the passes over it.
+
+    Attributes:
+        state: dropout state before its first pass; not set if its activations are kept.
+        embeddings: embeddings with their activations, until they are differentiated.
+        gradient: gradient of the loss by its embeddings.
+    """
 
     tokens: TokenBatch
     side: Side
-    state: DropoutState = field(init=False)  # dropout state before its first pass; not set if its activations are kept
-    embeddings: Tensor | None = None  # embeddings with their activations, until they are differentiated
-    gradient: Tensor = field(init=False)  # gradient of the loss by its embeddings
+    state: DropoutState = field(init=False)
+    embeddings: Tensor | None = None
+    gradient: Tensor = field(init=False)
 
 
 def cached_loss(

@@ -50,13 +50,19 @@ class TrialEvent:
 
 @dataclass(frozen=True)
 class SweepContext:
-    """Values that all trials of a sweep share."""
+    """Values that all trials of a sweep share.
+
+    Args:
+        trials_per_node: number of trials that share a node's cores.
+        watched_metric: metric to report to Tune at each validation; None if no trial is stopped early.
+        searches_corpus: whether a trial searches the whole corpus at its end. If not, its dev loss is enough.
+    """
 
     queue: EventQueue
     driver: DriverContext
-    trials_per_node: int  # number of trials that share a node's cores
-    watched_metric: str | None  # metric to report to Tune at each validation; None if no trial is stopped early
-    searches_corpus: bool  # whether a trial searches the whole corpus at its end. If not, its dev loss is enough.
+    trials_per_node: int
+    watched_metric: str | None
+    searches_corpus: bool
 
 
 def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], context: SweepContext) -> None:

@@ -74,14 +74,20 @@ LOSS = "loss.loss"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Result of a sweep."""
+    """Result of a sweep.
+
+    Args:
+        best: the best trial; None if no trial finished.
+        results: results of the best trial on the test split; None if no trial finished.
+        is_new: False if an earlier call had already finished the sweep.
+    """
 
     path: Path
     trials: list[Trial]
     metric: str
-    best: Trial | None  # the best trial; None if no trial finished
-    results: Results | None  # results of the best trial on the test split; None if no trial finished
-    is_new: bool  # False if an earlier call had already finished the sweep
+    best: Trial | None
+    results: Results | None
+    is_new: bool
 
     @property
     def failed(self) -> list[Trial]:

@@ -53,12 +53,19 @@ class Finder(Protocol):
 
 @dataclass(frozen=True)
 class ApproximateIndex:
-    """Index that may miss documents. It is exact if k is at least half of the corpus."""
+    """Index that may miss documents. It is exact if k is at least half of the corpus.
 
-    finder: Finder  # finder that was built from `embeddings`
-    embeddings: Float32[ndarray, "documents width"]  # finite embeddings of all documents, in memory or memory-mapped
-    ties: Int64[ndarray, " documents"]  # result of `index.exact_top_k.tie_order`
-    effort: int  # see `Finder.find`
+    Args:
+        finder: finder that was built from `embeddings`.
+        embeddings: finite embeddings of all documents, in memory or memory-mapped.
+        ties: result of `index.exact_top_k.tie_order`.
+        effort: see `Finder.find`.
+    """
+
+    finder: Finder
+    embeddings: Float32[ndarray, "documents width"]
+    ties: Int64[ndarray, " documents"]
+    effort: int
 
     def search(
         self, queries: Float32[ndarray, "queries width"], k: int

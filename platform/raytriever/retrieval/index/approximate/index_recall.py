@@ -23,12 +23,18 @@ SECONDS, PASSES = 0.5, 7
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Measurements of an index at one effort."""
+    """Measurements of an index at one effort.
+
+    Args:
+        recall: mean share of a query's true documents that were retrieved, 0 to 1.
+        candidates: mean number of documents scored for a query; NaN if the library does not report it.
+        qps: queries per second on one thread; NaN if not timed.
+    """
 
     effort: int
-    recall: float  # mean share of a query's true documents that were retrieved, 0 to 1
-    candidates: float  # mean number of documents scored for a query; NaN if the library does not report it
-    qps: float  # queries per second on one thread; NaN if not timed
+    recall: float
+    candidates: float
+    qps: float
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def scores(batch: int) -> torch.Tensor:
     return (queries @ passages.T).detach().requires_grad_()
 
 
-def ours(name: str, inputs: list, positives: int = 1) -> Step:
-    """Return a step of one of our losses: embeddings in, gradients of the embeddings out."""
+def ours(name: str, inputs: list, positives: int = 1, graded: bool = False) -> Step:
+    """Return a step of one of our losses: embeddings in, gradients of the embeddings out; `graded` with labels."""
     from raytriever.losses.batch_and_temperature import copy_all
     from raytriever.losses.batch_relevance import GlobalIds, find_relevance
     from raytriever.losses.build_loss import build_loss
@@ -57,7 +57,10 @@ def ours(name: str, inputs: list, positives: int = 1) -> Step:
     step = np.arange(positives)
     columns = np.arange(batch)[:, None] + step * batch + step // (1 + HARD)
     columns %= len(passages)
-    relevance = find_relevance(GlobalIds(columns[:, 0], columns, np.arange(len(passages))), 0, 1)
+    groups = np.arange(len(passages)).reshape(-1, batch).T
+    labels = (groups, np.random.default_rng(0).random(groups.shape, np.float32)) if graded else None
+    ids = GlobalIds(columns[:, 0], columns, np.arange(len(passages)))
+    relevance = find_relevance(ids, 0, 1, labels=labels)
     relevance = copy_all(relevance.map, queries.device)
     loss = build_loss(LossConfig(loss=name, temperature=TAU))
 
@@ -283,6 +286,21 @@ def of_sums() -> dict[str, End]:
     return results
 
 
+def across_queries() -> dict[str, End]:
+    """Measure the losses over all pairs of the batch beside `infonce`, with and without labels."""
+    inputs, names, results = embeddings(4096), ("infonce", "mw", "cosent", "bce"), dict[str, End]()
+    steps = {name: ours(name, inputs) for name in names}
+    steps |= {f"{name} graded": ours(name, inputs, graded=True) for name in names[2:]}
+    durations = times(steps, 5)
+    for name in steps:
+        ratio = durations[name] / durations["infonce"]
+        results[f"{name} / infonce, B=4096 (x)"] = End(ratio, "at most 1.2", ratio <= 1.2)
+    for name in names:
+        extra = in_fresh_process(name, 4096)["bytes"] / 1e6
+        results[f"{name}: extra memory, B=4096 (MB)"] = End(extra, "at most 300", extra <= 300)
+    return results
+
+
 def in_fresh_processes(libauc: str | None) -> dict[str, End]:
     """Measure memory and the other implementations."""
     from raytriever.losses.named_losses import LOSS_NAMES
@@ -314,6 +332,7 @@ def main() -> None:
     line = parser(__doc__.splitlines()[0])
     line.add_argument("--threads", type=int, default=2, help="processor threads")
     line.add_argument("--libauc-python", metavar="PYTHON", help="the Python of an environment that has LibAUC")
+    line.add_argument("--across-queries", action="store_true", help="only mw, cosent and bce beside infonce")
     line.add_argument("--alone", help=argparse.SUPPRESS)
     line.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = line.parse_args()
@@ -321,7 +340,9 @@ def main() -> None:
     if options.alone:
         alone(options.alone, options.batch, options.threads)
     else:
-        results = from_scores() | from_embeddings() | in_fresh_processes(options.libauc_python)
+        results = across_queries()
+        if not options.across_queries:
+            results |= from_scores() | from_embeddings() | in_fresh_processes(options.libauc_python)
         report(f"losses, {options.threads} threads, fp32, d = {WIDTH}, H = {HARD}", results, options.json)
 
 

@@ -25,11 +25,12 @@ OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{
 # Of each kind of loss one: widths, a guide and gathering are the same for all of a kind.
 KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "cosent", "bce", "kl")
 SUMS = ("mw+bce", f"kl+lsepair-maxn+{OWN_LOSSES[1]}", "triplet+infonce-symmetric+mw")
-NESTED, GUIDED = " nested", " guided"  # behind the name of a loss
+NESTED, GUIDED, GRADED = " nested", " guided", " graded"  # behind the name of a loss
 CASES = (
     *(*LOSS_NAMES, *OWN_LOSSES, *SUMS),
     *(f"{name}{NESTED}" for name in (*KINDS, OWN_LOSSES[0], SUMS[0])),
     *(f"{name}{GUIDED}" for name in (*KINDS, OWN_LOSSES[0])),
+    *(f"{name}{GRADED}" for name in ("cosent", "bce", "kl+cosent+bce")),
 )
 
 
@@ -86,7 +87,9 @@ def main() -> dict[str, Any]:
     for name in CASES:
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
-        plain = name.removesuffix(NESTED).removesuffix(GUIDED)
+        plain = name.removesuffix(NESTED).removesuffix(GUIDED).removesuffix(GRADED)
+        labels = TeacherScores(teacher.documents, (torch.sigmoid(teacher.scores) * 4).round() / 4)
+        batch = replace(own, labels=labels) if name.endswith(GRADED) else own
         settings = LossConfig(
             loss=plain, temperature=0.6, distribution_weight=0.2, learn_temperature=plain != "triplet", margin=0.5
         )
@@ -99,7 +102,7 @@ def main() -> dict[str, Any]:
             settings = replace(settings, guide="minilm", guide_margin=0.1)
             guide = GuideEmbeddings(queries[mine, :3], passages[texts, :3])
         loss = build_loss(settings, nested)
-        result = loss(encoders[0](queries[mine]), encoders[1](passages[texts]), own, workers, guide)
+        result = loss(encoders[0](queries[mine]), encoders[1](passages[texts]), batch, workers, guide)
         result.value.backward()
         out[f"{name}/value"] = result.value.detach()
         for key, number in result.statistics.items():

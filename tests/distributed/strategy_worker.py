@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from batch_ids import BatchIds, build_loss
+from batch_ids import BatchIds, TeacherScores, build_loss
 from steps import take_step
 
 from raytriever.losses.distributed import current_workers
@@ -32,7 +32,7 @@ from raytriever.training.parallel.strategies import Strategy, TrainingError, fin
 from raytriever.training.training_settings import TrainingConfig
 
 RATE = 1000.0
-KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "bce")  # one loss of each kind
+KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "cosent", "bce")  # one loss of each kind
 QUERIES, PASSAGES = 8, 24
 CHUNK = 60  # tokens
 CPU = torch.device("cpu")
@@ -71,7 +71,9 @@ def share(retriever: Retriever, rank: int, size: int, chunk: int | None) -> Batc
     b, n = QUERIES // size, PASSAGES // size
     mine, own = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
     positives = torch.arange(QUERIES)[:, None] * 2
-    ids = BatchIds(torch.arange(QUERIES)[mine], positives[mine], documents[own], seed=1, step=2)
+    graded = torch.cat([positives, positives + 1], 1)
+    labels = TeacherScores(graded[mine], torch.linspace(1, 0, graded.numel()).reshape(graded.shape)[mine])
+    ids = BatchIds(torch.arange(QUERIES)[mine], positives[mine], documents[own], seed=1, step=2, labels=labels)
     sides = retriever.tokenize(queries[mine], "query", CHUNK), retriever.tokenize(passages[own], "passage", CHUNK)
     return Batch(*sides, ids, chunk, guide=retriever.passes(*sides))
 

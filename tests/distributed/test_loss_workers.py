@@ -34,7 +34,7 @@ def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: 
     assert sum("gradient" in key for key in expected) == trained
     assert name.endswith("nested") == (f"{name}/batch_auc_at_2" in expected)
     assert not name.endswith("guided") or 0.1 < float(expected[f"{name}/guide_masked"]) < 0.9
-    has_agreement = name.split()[0] in ("kl", "margin-mse", SUMS[1])
+    has_agreement = name.split()[0] in ("kl", "margin-mse", SUMS[1], "kl+cosent+bce")
     assert has_agreement == (f"{name}/teacher_agreement" in expected)
     assert all(float(value.abs().max()) > 0 for key, value in expected.items() if "gradient" in key)
     for rank in range(size):

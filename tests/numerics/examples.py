@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
@@ -65,6 +65,13 @@ def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
     of_all[-1][hard[-1]] = of_all[1, positives[1, 0]] = of_all[len(hard) // 2] = torch.nan
     scores = of_all.gather(1, documents.clamp(min=0))
     return TeacherScores(documents, scores)
+
+
+def graded(batch: Example) -> Example:
+    """The same batch with labels 0 to 1, in quarters, of the documents that the teacher has scored."""
+    teacher = batch.ids.teacher
+    labels = TeacherScores(teacher.documents, (torch.sigmoid(teacher.scores) * 4).round() / 4)
+    return replace(batch, ids=replace(batch.ids, labels=labels))
 
 
 def gradients(value: Tensor, batch: Example) -> list[Tensor]:

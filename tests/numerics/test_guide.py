@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from batch_ids import BatchIds, build_loss
-from examples import Example, assert_near, computed, example, gradients
+from examples import Example, assert_near, computed, example, graded, gradients
 from reference_losses import backward_values, query_scores, reference_loss
 from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss
 from thread_workers import on_workers
@@ -43,12 +43,12 @@ def above(scores: dict[int, float], own: list[int], others: list[int], margin: f
 
 
 def masked_ids(batch: Example, guide: GuideEmbeddings, margin: float) -> tuple[BatchIds, BatchIds, list[float]]:
-    """The ids in which masked documents are known positives without a teacher's score; the same with the roles
+    """The ids in which masked documents are known positives without a teacher's score or label; the same with the roles
     exchanged; and each query's share of negatives that are masked."""
     ids = batch.ids
     row_of = {document: row for row, document in reversed(list(enumerate(ids.passages.tolist())))}
     known, backward = ids.known.tolist(), ids.known.tolist()
-    teacher, shares = ids.teacher.scores.clone(), []
+    teacher, labels, shares = ids.teacher.scores.clone(), ids.labels.scores.clone(), []
     for i, query in enumerate(guide.queries):
         scores = {document: float(guide.passages[row] @ query) for document, row in row_of.items()}
         own = [document for document in ids.positives[i].tolist() if document >= 0]
@@ -56,7 +56,8 @@ def masked_ids(batch: Example, guide: GuideEmbeddings, margin: float) -> tuple[B
         masked = above(scores, own, others, margin)
         shares.append(len(masked) / max(1, len(others)))
         known[i] += masked
-        teacher[i][torch.isin(ids.teacher.documents[i], torch.tensor(masked))] = torch.nan
+        for table in (teacher, labels):
+            table[i][torch.isin(ids.teacher.documents[i], torch.tensor(masked))] = torch.nan
     for i in range(len(guide.queries)):
         first = int(ids.positives[i][0])
         scores = {j: float(guide.queries[j] @ guide.passages[row_of[first]]) for j in range(len(guide.queries))}
@@ -67,8 +68,8 @@ def masked_ids(batch: Example, guide: GuideEmbeddings, margin: float) -> tuple[B
     def with_known(rows: list[list[int]]) -> BatchIds:
         most = max(map(len, rows))
         table = torch.tensor([row + [-1] * (most - len(row)) for row in rows])
-        scores = dataclasses.replace(ids.teacher, scores=teacher)
-        return dataclasses.replace(ids, known=table, teacher=scores)
+        scores, graded = (dataclasses.replace(ids.teacher, scores=each) for each in (teacher, labels))
+        return dataclasses.replace(ids, known=table, teacher=scores, labels=graded)
 
     return with_known(known), with_known(backward), shares
 
@@ -101,7 +102,7 @@ def test_equals_the_literal_loss_without_the_masked_pairs(
 ) -> None:
     monkeypatch.setattr(panels, "PANEL_BYTES", panel_bytes)
     for seed in range(3):
-        batch = example(seed, batch=6)
+        batch = graded(example(seed, batch=6))
         shares = masked_ids(batch, guide_of(batch), MARGIN)[2]
         assert 0 < sum(shares) < len(shares)
         assert_near(computed(settings(name), batch, guide=guide_of(batch)), expected(settings(name), batch))
@@ -133,7 +134,7 @@ def test_infonce_masks_as_the_loss_of_sentence_transformers(margin: float) -> No
 
 
 def test_the_share_of_masked_negatives_is_logged_and_the_auc_is_of_the_others() -> None:
-    batch = example(1, batch=6)
+    batch = graded(example(1, batch=6))
     ids, _, shares = masked_ids(batch, guide_of(batch), MARGIN)
     statistics = build_loss(settings("infonce"))(
         batch.queries, batch.passages, batch.ids, guide=guide_of(batch)
@@ -161,7 +162,7 @@ def test_a_pair_at_the_bound_is_no_false_negative() -> None:
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_a_loss_whose_negatives_are_all_masked_is_finite(name: str) -> None:
-    batch = example(2, batch=4, positives=1, repeats=False)
+    batch = graded(example(2, batch=4, positives=1, repeats=False))
     guide = GuideEmbeddings(torch.ones(4, 1).double(), torch.arange(len(batch.passages)).double()[:, None])
     guide.passages[batch.ids.positives[:, 0]] = -1
     output = build_loss(settings(name))(batch.queries, batch.passages, batch.ids, guide=guide)
@@ -171,7 +172,7 @@ def test_a_loss_whose_negatives_are_all_masked_is_finite(name: str) -> None:
 
 
 def test_a_guide_that_is_not_finite_is_refused_by_every_worker() -> None:
-    batch = example(0, batch=4, positives=1, repeats=False)
+    batch = graded(example(0, batch=4, positives=1, repeats=False))
     ids = dataclasses.replace(batch.ids, teacher=None)
 
     def refusal(workers: object) -> str:
@@ -194,7 +195,7 @@ def test_a_guide_that_is_not_finite_is_refused_by_every_worker() -> None:
 
 
 def test_settings_and_embeddings_of_a_guide_belong_together() -> None:
-    batch = example(0)
+    batch = graded(example(0))
     with pytest.raises(LossInputError, match="the embeddings of the guide are missing"):
         build_loss(settings("mw"))(batch.queries, batch.passages, batch.ids)
     with pytest.raises(LossInputError, match="the settings name no guide"):

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from batch_ids import BatchIds, build_loss
-from examples import assert_near, auc, computed, example, gradients, literal
+from batch_ids import BatchIds, TeacherScores, build_loss
+from examples import assert_near, auc, computed, example, graded, gradients, literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_losses import bce, query_scores, reference_loss
+from reference_losses import bce, labeled, query_scores, reference_loss
 
 from raytriever.losses import score_matrix as panels
 from raytriever.losses.loss import BIAS_UNIT
@@ -44,11 +44,12 @@ def test_equals_the_literal_loss(name: str, levels: int) -> None:
         ("margin-mse+rand1+summarg", "1,2,3"),
         ("mw+bce", "1,0.1"),
         ("cosent+bce", None),
+        ("kl+cosent+bce", None),
     ],
 )
 def test_a_sum_equals_the_sum_of_the_literal_losses(name: str, weights: str | None) -> None:
     config = LossConfig(name, 0.7, loss_weights=weights, margin=0.5, distribution_weight=0.1)
-    batch = example(0)
+    batch = graded(example(0))
     assert_near(computed(config, batch), literal(config, batch))
     with torch.no_grad():
         logged = build_loss(config)(batch.queries, batch.passages, batch.ids).statistics
@@ -72,6 +73,7 @@ def test_equals_the_literal_loss_on_any_shape(
     seed: int, batch: int, hard: int, positives: int, levels: int, temperature: float
 ) -> None:
     sample = example(seed, batch, hard, positives, levels=levels, repeats=positives > 1)
+    sample = graded(sample) if seed % 2 else sample
     for name in LOSS_NAMES:
         config = LossConfig(loss=name, temperature=temperature)
         assert_near(computed(config, sample), literal(config, sample))
@@ -93,7 +95,7 @@ def test_gradcheck_with_the_temperature(name: str) -> None:
 
 @pytest.mark.parametrize(("threshold", "weight"), [(0.5, 1.0), (-0.3, 7.0)])
 def test_the_bias_and_the_scale_of_bce_have_their_gradients(threshold: float, weight: float) -> None:
-    batch = example(1)
+    batch = graded(example(1))
     config = LossConfig("bce", 0.7, learn_temperature=True, threshold=threshold, positive_weight=weight)
     loss = build_loss(config)
     with torch.no_grad():
@@ -102,8 +104,7 @@ def test_the_bias_and_the_scale_of_bce_have_their_gradients(threshold: float, we
     ours = torch.autograd.grad(output.value, [loss.bias, loss.log_temperature, batch.queries, batch.passages])
     tau, moved = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.7, threshold - 0.4 * 0.7))
     rows = list(query_scores(batch.queries, batch.passages, batch.ids, config))
-    p, n = torch.cat([row.positives for row in rows]), torch.cat([row.negatives for row in rows])
-    value = bce(p, n, tau, moved, weight, len(rows))
+    value = bce(*labeled(rows), tau, moved, weight, len(rows))
     by_threshold, by_tau, *expected = torch.autograd.grad(value, [moved, tau, batch.queries, batch.passages])
     assert float(output.value.detach()) == pytest.approx(float(value.detach()), rel=1e-6)
     assert float(output.statistics["bce_threshold"]) == pytest.approx(float(moved.detach()), rel=1e-6)
@@ -114,13 +115,13 @@ def test_the_bias_and_the_scale_of_bce_have_their_gradients(threshold: float, we
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
-def test_cosent_is_the_loss_of_sentence_transformers_over_all_pairs() -> None:
+@pytest.mark.parametrize("is_graded", [False, True])
+def test_cosent_is_the_loss_of_sentence_transformers_over_all_pairs(is_graded: bool) -> None:
     from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
-    batch = example(2)
-    rows = list(query_scores(batch.queries, batch.passages, batch.ids, LossConfig()))
-    labels = torch.cat([torch.cat([torch.ones_like(r.positives), torch.zeros_like(r.negatives)]) for r in rows])
-    scores = torch.cat([torch.cat([row.positives, row.negatives]) for row in rows])
+    batch = graded(example(2)) if is_graded else example(2)
+    scores, labels = labeled(list(query_scores(batch.queries, batch.passages, batch.ids, LossConfig())))
+    assert len(labels.unique()) == (5 if is_graded else 2)
     theirs = CoSENTLoss(None, 1 / 0.7, lambda left, right: left)  # pairs of which the similarity is known
     value = theirs.compute_loss_from_embeddings([scores, scores], labels)
     assert_near(computed(LossConfig("cosent", 0.7), batch), gradients(value, batch))
@@ -129,11 +130,35 @@ def test_cosent_is_the_loss_of_sentence_transformers_over_all_pairs() -> None:
 @pytest.mark.parametrize("name", ["cosent", "bce"])
 def test_panels_of_a_large_batch_are_one_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The highest score of CoSENT changes from panel to panel."""
-    batch, config = example(3, batch=12, hard=5), LossConfig(name, 0.05)
+    batch, config = graded(example(3, batch=12, hard=5)), LossConfig(name, 0.05)
     monkeypatch.setattr(panels, "PANEL_BYTES", 2 * 8 * len(batch.passages))
     with torch.no_grad():
         batch.queries *= torch.linspace(0.1, 3, 12)[:, None]
     assert_near(computed(config, batch), literal(config, batch))
+
+
+def test_labels_change_no_other_loss() -> None:
+    batch = example(4)
+    for name in LOSS_NAMES:
+        binary, labeled = (computed(LossConfig(name, 0.7), each) for each in (batch, graded(batch)))
+        assert all(map(torch.equal, binary, labeled)) == (name not in ("cosent", "bce")), name
+
+
+@pytest.mark.parametrize("name", ["cosent", "bce"])
+@pytest.mark.parametrize("label", [0.0, 0.3, 1.0])
+def test_labels_that_are_all_equal(name: str, label: float) -> None:
+    """With 0, no pair of the batch is above another: CoSENT is 0, without a gradient."""
+    batch, config = example(5, repeats=False), LossConfig(name, 0.7)
+    positives = batch.ids.positives
+    scores = torch.full(positives.shape, label, dtype=torch.float64)
+    batch = dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, labels=TeacherScores(positives, scores)))
+    value, *of = computed(config, batch)
+    if name == "cosent" and label == 0:
+        assert float(value) == float(torch.cat(of).abs().max()) == 0
+    else:
+        assert_near([value, *of], literal(config, batch))
+    if label == 1:
+        assert_near([value, *of], computed(config, example(5, repeats=False)))
 
 
 @every_loss

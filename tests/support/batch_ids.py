@@ -21,7 +21,7 @@ from raytriever.losses.loss_settings import LossConfig
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """A teacher's scores of documents, [queries, group]; `PAD` in empty slots, NaN without a score."""
+    """A teacher's scores, or labels, of documents, [queries, group]; `PAD` in empty slots, NaN without a score."""
 
     documents: Tensor
     scores: Tensor
@@ -38,6 +38,7 @@ class BatchIds:
     seed: int = 0
     step: int = 0
     teacher: TeacherScores | None = None
+    labels: TeacherScores | None = None
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> BatchIds:
         """Stay on the CPU; see `Batch.map`."""
@@ -56,8 +57,10 @@ class BatchIds:
         rows, slots = np.nonzero(known != PAD)
         queries, passages = (workers.all_gather(ids.cpu()).numpy() for ids in (self.queries, self.passages))
         ids = GlobalIds(queries, positives, passages, rows, known[rows, slots], self.seed, self.step)
-        teacher = None if self.teacher is None else (self.teacher.documents.numpy(), self.teacher.scores.numpy())
-        found = find_relevance(ids, workers.rank, workers.size, teacher, symmetric)
+        teacher, labels = (
+            each and (each.documents.numpy(), each.scores.numpy()) for each in (self.teacher, self.labels)
+        )
+        found = find_relevance(ids, workers.rank, workers.size, teacher, symmetric, labels)
         return copy_all(found.map, torch.device(device))
 
 

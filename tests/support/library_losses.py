@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raytriever.losses.loss_settings import LossConfig
-from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES
+from raytriever.losses.named_losses import DISTILLATION_LOSSES, GRADED_LOSSES, LOSS_NAMES
 from raytriever.sentence_transformers import RetrievalLoss
 
 ROWS, POSITIVES, TEMPERATURE = 6, 2, 0.2
@@ -72,6 +73,8 @@ def loss_of(case: Case, model: Any, cached: bool = False, **more: Any) -> Retrie
 
 def labels_of(case: Case, rows: slice = slice(None)) -> Tensor | None:
     """Return the label column of a case."""
+    if case["loss"] in GRADED_LOSSES:
+        return TEACHER[rows].sigmoid()
     return TEACHER[rows] if case["loss"] in DISTILLATION_LOSSES else None
 
 
@@ -94,10 +97,12 @@ def ids_by_hand(case: Case) -> BatchIds:
     documents = torch.tensor(DOCUMENTS)
     known = torch.full((ROWS, POSITIVES), -1)
     known[1], known[4] = documents[:POSITIVES, 4], documents[:POSITIVES, 1]
-    teacher = TeacherScores(documents.T, TEACHER) if labels_of(case) is not None else None
-    return BatchIds(
-        torch.tensor(ANCHORS), documents[:POSITIVES].T.contiguous(), documents.flatten(), known, teacher=teacher
-    )
+    ids = BatchIds(torch.tensor(ANCHORS), documents[:POSITIVES].T.contiguous(), documents.flatten(), known)
+    scores = labels_of(case)
+    if scores is None:
+        return ids
+    name = "labels" if case["loss"] in GRADED_LOSSES else "teacher"
+    return replace(ids, **{name: TeacherScores(documents.T, scores)})
 
 
 def gradients(model: nn.Module) -> list[Tensor]:

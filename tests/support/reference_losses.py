@@ -47,18 +47,16 @@ def mann_whitney(p: Tensor, n: Tensor, tau: float) -> Tensor:
     return _softplus((n[None, :] - p[:, None]) / tau).mean()
 
 
-def cosent(p: Tensor, n: Tensor, tau: float) -> Tensor:
-    """log(1 + the sum of exp((n - p) / tau) over all pairs of the batch, across queries) (CoSENT, 2024)."""
-    return lsepair(p, n, tau)
+def cosent(s: Tensor, y: Tensor, tau: float) -> Tensor:
+    """log(1 + the sum of exp((s_i - s_j) / tau) over all scores of the batch with labels y_i < y_j) (CoSENT, 2024)."""
+    return _softplus(_lse(((s[:, None] - s[None, :]) / tau)[y[:, None] < y[None, :]]))
 
 
-def bce(p: Tensor, n: Tensor, tau: float, threshold: float, positive_weight: float, queries: int) -> Tensor:
-    """Sigmoid loss of all pairs of the batch, divided by the number of queries (SigLIP, 2023)."""
-    logits = (torch.cat([p, n]) - threshold) / tau
-    target = torch.cat([torch.ones_like(p), torch.zeros_like(n)])
+def bce(s: Tensor, y: Tensor, tau: float, threshold: float, positive_weight: float, queries: int) -> Tensor:
+    """Sigmoid loss of all pairs of the batch, divided by the number of queries (SigLIP, 2023; BiXSE, 2025)."""
     weight = torch.tensor(positive_weight, dtype=torch.float64)
-    total = functional.binary_cross_entropy_with_logits(logits, target, reduction="sum", pos_weight=weight)
-    return total / queries
+    logits = (s - threshold) / tau
+    return functional.binary_cross_entropy_with_logits(logits, y, reduction="sum", pos_weight=weight) / queries
 
 
 def infonce(p: Tensor, n: Tensor, tau: float) -> Tensor:
@@ -152,9 +150,9 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
     tau = config.temperature
     p, n = torch.cat([row.positives for row in rows]), torch.cat([row.negatives for row in rows])
     if config.loss == "cosent":
-        value = cosent(p, n, tau)
+        value = cosent(*labeled(rows), tau)
     elif config.loss == "bce":
-        value = bce(p, n, tau, config.threshold, config.positive_weight, len(queries))
+        value = bce(*labeled(rows), tau, config.threshold, config.positive_weight, len(queries))
     elif config.loss == "mw":
         value = mann_whitney(p, n, tau)
         value = value if config.reduction == "mean" else value * len(p) * len(n) / len(queries)
@@ -178,11 +176,19 @@ def _regularized(value: Tensor, config: LossConfig, queries: Tensor, passages: T
 
 @dataclass
 class QueryScores:
-    """Scores of a query. `group`: (student, teacher, is positive, is negative) of documents that a teacher scored."""
+    """Scores of a query. `group`: (student, teacher, is positive, is negative) of documents that a teacher scored;
+    `labeled`: the score and the label of each document that has one, 1 for positives and 0 for negatives by default."""
 
     positives: Tensor
     negatives: Tensor
     group: dict[int, tuple[Tensor, Tensor, bool, bool]]
+    labeled: dict[int, tuple[Tensor, float]]
+
+
+def labeled(rows: list[QueryScores]) -> tuple[Tensor, Tensor]:
+    """Return the scores and the labels of all pairs of a batch that have one."""
+    pairs = [pair for row in rows for pair in row.labeled.values()]
+    return torch.stack([score for score, _ in pairs]), torch.tensor([label for _, label in pairs], dtype=torch.float64)
 
 
 _BY_QUERY: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
@@ -234,7 +240,11 @@ def query_scores(queries: Tensor, passages: Tensor, ids: BatchIds, config: LossC
                 if d >= 0 and not torch.isnan(score):
                     group[d] = passages[row_of[d]] @ query, score, d in positives, d in negatives
         p, n = (passages[[row_of[d] for d in documents]] @ query for documents in (positives, negatives))
-        yield QueryScores(p, n, group)
+        labels = dict.fromkeys(positives, 1.0) | dict.fromkeys(negatives, 0.0)
+        if ids.labels is not None:
+            pairs = zip(ids.labels.documents[i].tolist(), ids.labels.scores[i].tolist(), strict=True)
+            labels |= {d: label for d, label in pairs if d >= 0 and label == label}
+        yield QueryScores(p, n, group, {d: (passages[row_of[d]] @ query, label) for d, label in labels.items()})
 
 
 def _first_rows(ids: BatchIds) -> dict[int, int]:

@@ -125,7 +125,10 @@ def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
     return Judgements(
         np.concatenate([rows.queries + query_start for rows, query_start, _ in parts]),
         np.concatenate([rows.documents + document_start for rows, _, document_start in parts]),
-        *(np.concatenate([getattr(rows, name) for rows, *_ in parts]) for name in ("scores", "sources", "ranks")),
+        *(
+            np.concatenate([getattr(rows, name) for rows, *_ in parts])
+            for name in ("scores", "sources", "ranks", "labels")
+        ),
     )
 
 

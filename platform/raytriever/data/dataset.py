@@ -139,6 +139,7 @@ class Judgements:
         scores: grades; a document with a grade above 0 is relevant.
         sources: source of each judgement, as an index in `SOURCES`; by default all are human.
         ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
+        labels: label of each pair in the data, between 0 and 1; NaN without one, by default all.
     """
 
     queries: Int64[ndarray, " rows"]
@@ -146,18 +147,19 @@ class Judgements:
     scores: Int64[ndarray, " rows"]
     sources: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
     ranks: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
+    labels: Float32[ndarray, " rows"] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for name in ("sources", "ranks"):
+        for name, default in (("sources", 0), ("ranks", 0), ("labels", np.float32(np.nan))):
             if getattr(self, name) is None:
-                object.__setattr__(self, name, np.zeros(len(self.queries), dtype=np.int64))
+                object.__setattr__(self, name, np.full(len(self.queries), default))
 
     def __len__(self) -> int:
         return len(self.queries)
 
     def where(self, keep: ndarray) -> Judgements:
         """Return the rows for which `keep`, a mask, is true."""
-        columns = (self.queries, self.documents, self.scores, self.sources, self.ranks)
+        columns = (self.queries, self.documents, self.scores, self.sources, self.ranks, self.labels)
         return Judgements(*(column[keep] for column in columns))
 
 
@@ -297,6 +299,8 @@ class RetrievalDataset:
             rows = self.judgements[split]
             table = np.stack([rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks]).astype("<i8")
             parts += [split, hashlib.sha256(table.tobytes()).hexdigest()]
+            if not np.isnan(rows.labels).all():
+                parts += [hashlib.sha256(rows.labels.astype("<f4").tobytes()).hexdigest()]
             if split in self.absent:
                 absent = self.absent[split]
                 numbers = np.stack([absent.queries, absent.scores]).astype("<i8").tobytes()

@@ -26,6 +26,7 @@ SOURCES = ("human", "llm")
 # Document id in the judgement of a query without an answer in the corpus. No real document has an empty id.
 NO_ANSWER = ""
 ORIGINS = ("gold", "bm25", "dense", "cross-query", "random")
+RELEVANT_FROM = 0.5  # lowest relevant label
 
 
 class Document(NamedTuple):
@@ -45,13 +46,17 @@ class Query(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Judged pair of a split. The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank`
-    counts the positives of a query from 0, the most useful first; it is 0 for all if the order is unknown."""
+    """Judged pair of a split.
+
+    `score` is a grade, a whole number, relevant above 0; or a label between 0 and 1, relevant from 0.5. `source` is one
+    of `SOURCES`. `rank` counts the positives of a query from 0, the most useful first; it is 0 for all if the order is
+    unknown.
+    """
 
     split: str
     query: str
     document: str
-    score: int
+    score: float
     source: str = SOURCES[0]
     rank: int = 0
 

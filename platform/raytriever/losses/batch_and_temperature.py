@@ -25,11 +25,11 @@ _ALIGNMENT = 16  # bytes, of the tensors within the buffer that `copy_together` 
 
 @dataclass(frozen=True)
 class TeacherGroup:
-    """A teacher's scores of each row's own group.
+    """A teacher's scores, or graded relevance from 0 to 1, of each row's own group.
 
     Args:
         columns: columns of the scored passages, `PAD` in empty slots. A row contains a column at most once.
-        scores: the teacher's scores.
+        scores: the teacher's scores, or the labels.
         is_positive: True in the slots of positives of the query.
         is_negative: True in the slots of negatives: neither positives of the row nor known positives.
         passages: number of passages in the groups of all rows, with and without a score.
@@ -71,6 +71,7 @@ class RowRelevance:
         seed: seed of the run.
         step: number of the optimizer step; `rand1` samples by (seed, step, query id).
         group: the teacher's scores of each row's own group; None without a teacher.
+        labels: graded relevance of each row's own group; None for binary relevance.
         exchanged: the relevance of the other direction, where passages search for queries. Its rows are the first
             positives of this worker's queries, its candidates the distinct queries of all workers. None if no loss
             needs it.
@@ -89,6 +90,7 @@ class RowRelevance:
     seed: int = 0
     step: int = 0
     group: TeacherGroup | None = None
+    labels: TeacherGroup | None = None
     exchanged: RowRelevance | None = None
 
     @property
@@ -121,6 +123,7 @@ class RowRelevance:
             excluded_rows=copy(self.excluded_rows),
             excluded_columns=copy(self.excluded_columns),
             group=self.group and self.group.map(copy),
+            labels=self.labels and self.labels.map(copy),
             exchanged=self.exchanged and self.exchanged.map(copy),
         )
 

@@ -49,19 +49,24 @@ class GlobalIds:
     step: int = 0
 
 
+# Document ids of each row's own group, `PAD` in empty slots, and a score of each, NaN for none.
+Scored = tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]]
+
+
 def find_relevance(
     ids: GlobalIds,
     rank: int,
     size: int,
-    teacher: tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]] | None = None,
+    teacher: Scored | None = None,
     symmetric: bool = False,
+    labels: Scored | None = None,
 ) -> RowRelevance:
     """Compute the relevance of one worker's rows, which are an equal share of the queries, in CPU memory.
 
     Args:
-        teacher: document ids of each row's own group, `PAD` in empty slots, and the teacher's score of each. Scores are
-            unbounded, higher is more relevant, and NaN means no score. A document that occurs twice counts once.
+        teacher: a teacher's scores; unbounded, higher is more relevant. A document that occurs twice counts once.
         symmetric: also compute the other direction, where passages search for queries.
+        labels: graded relevance, 0 to 1. Of positives without a label it is 1, of other passages 0.
 
     Raises:
         LossInputError: an id is negative, a query has no positive, a positive is not among the passages, no pair is
@@ -99,8 +104,8 @@ def find_relevance(
     positives, pair_count = everyones[own], int((everyones != PAD).sum())
     result = pairs.relevance(own, ids.queries[own], ids.passages[texts], positives, pair_count, distinct)
     result = replace(result, seed=ids.seed, step=ids.step)
-    if teacher is not None:
-        result = replace(result, group=_group(*teacher, distinct, positives, pairs, own.start))
+    group, graded = (each and _group(*each, distinct, positives, pairs, own.start) for each in (teacher, labels))
+    result = replace(result, group=group, labels=graded)
     return replace(result, exchanged=_exchange_roles(ids, own)) if symmetric else result
 
 

@@ -69,7 +69,9 @@ def mask_false_negatives(
 def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRelevance, Float[Tensor, ""]]:
     """Remove the pairs that the guide masks; also return the largest fraction of negatives masked in any row."""
     relevance, candidates = batch.relevance, len(batch.embeddings)
-    pairs, totals, in_group = list[Tensor](), list[Tensor](), list[Tensor]()
+    pairs, totals = list[Tensor](), list[Tensor]()
+    groups = {name: group for name in ("group", "labels") if (group := getattr(relevance, name)) is not None}
+    in_group = {name: list[Tensor]() for name in groups}
     starts = relevance.excluded_starts
     height = panel_height(len(batch.queries), candidates * batch.queries.element_size(), batch.queries.device.type)
     for start in range(0, len(batch.queries), height):
@@ -77,10 +79,10 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
         is_above = _above_positives(batch.queries[rows] @ batch.embeddings.T, relevance.positives[rows], margin)
         known = slice(int(starts[rows.start]), int(starts[rows.stop]))
         excluded = relevance.excluded_rows[known] - start, relevance.excluded_columns[known]
-        # Positives and known positives keep their teacher scores; in the relevance they stay excluded.
+        # Positives and known positives keep their scores; in the relevance they stay excluded.
         is_above[excluded] = False
-        if relevance.group is not None:
-            in_group.append(is_above.gather(1, relevance.group.columns[rows].clamp(min=0)))
+        for name, group in groups.items():
+            in_group[name].append(is_above.gather(1, group.columns[rows].clamp(min=0)))
         is_above[excluded] = True
         # `nonzero` sorts by row, then by column, as `RowRelevance` requires.
         pairs.append(is_above.nonzero() + torch.tensor([start, 0], device=is_above.device))
@@ -103,7 +105,7 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
         excluded_columns=excluded_columns,
         excluded_starts=np.concatenate([[0], total.cumsum(0).cpu().numpy()]),
         negatives=relevance.negatives - masked,
-        group=relevance.group and _without_masked(relevance.group, torch.cat(in_group)),
+        **{name: _without_masked(group, torch.cat(in_group[name])) for name, group in groups.items()},
     )
     return result, most
 

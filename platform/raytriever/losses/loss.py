@@ -105,16 +105,6 @@ class Loss(nn.Module):
         moved = bias + (bias * (BIAS_UNIT - 1)).detach()
         return (moved * self.config.temperature - self.config.threshold) * torch.exp(-log_temperature)
 
-    def probability(self) -> dict[str, float]:
-        """Return the `threshold` and the `temperature` of `bce`; empty without `bce`.
-
-        A document is relevant to a query with p = sigmoid((score - threshold) / temperature). This holds as far as the
-        training batches resemble the corpus.
-        """
-        log_temperature = self.log_temperature.detach().double().reshape(())
-        bias, temperature = self.bias_of(log_temperature), float(log_temperature.exp())
-        return {} if bias is None else {"threshold": -float(bias.detach()) * temperature, "temperature": temperature}
-
     def forward(
         self,
         queries: Float[Tensor, "queries width"],

@@ -83,5 +83,6 @@ LOSSES = {
     "margin-mse": LossEntry("distillation.margin_mse", _MARGIN_MSE, has_teacher=True),
 }
 LOSS_NAMES = tuple(LOSSES)
+GRADED_LOSSES = ("cosent", "bce")  # they read graded relevance; the others read binary relevance
 DISTILLATION_LOSSES = tuple(name for name, entry in LOSSES.items() if entry.has_teacher)
 SCORE_LOSSES = tuple(name for name, entry in LOSSES.items() if not entry.has_teacher)

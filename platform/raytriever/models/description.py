@@ -38,7 +38,7 @@ class Description:
     `truncate_dim` is the number of first components of an embedding to keep, or None for all. `prompts` are the prompts
     of the model by name. If `pool_prompt` is False, the tokens of the prompt are not pooled. `append_eos` (`auto`,
     `yes` or `no`) adds the end token to texts. `bidirectional` lets the tokens of a decoder attend to later tokens, or
-    forbids it; None leaves it to `config.json`. `probability` has the trained threshold and temperature of `bce`.
+    forbids it; None leaves it to `config.json`.
     """
 
     pooling: str = "mean"
@@ -53,7 +53,6 @@ class Description:
     pool_prompt: bool = True
     append_eos: str = "auto"
     bidirectional: bool | None = None
-    probability: dict[str, float] = field(default_factory=dict)
 
     def flags(self) -> dict[str, Any]:
         """Return the settings that `ModelConfig` has too, by name."""

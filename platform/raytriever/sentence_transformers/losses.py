@@ -24,7 +24,7 @@ from raytriever.losses.batch_and_temperature import RowRelevance
 from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.loss_settings import LossConfig
-from raytriever.losses.named_losses import LOSSES, Paper
+from raytriever.losses.named_losses import GRADED_LOSSES, LOSSES, Paper
 from raytriever.sentence_transformers.text_relevance import batch_relevance
 
 logger = logging.get_logger(__name__)
@@ -81,6 +81,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     For `kl` and `margin-mse`, the label column has a teacher's score for each column of documents; NaN means no score.
     With one column of positives, `margin-mse` also accepts the teacher's margin of the positive above each negative, as
     the library's `MarginMSELoss` does.
+
+    For `bce` and `cosent`, the label column may have graded relevance, 0 to 1: a number, or one for each column of
+    documents; NaN means no label. Without a label, positives have 1. All other pairs of the batch have 0.
 
     Raises:
         ConfigError: an argument is out of range, or has no effect with the loss.
@@ -232,6 +235,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             next(value.device for value in columns[0].values() if isinstance(value, Tensor)),
             named,
             self._teacher_scores(labels, documents) if self.settings.needs_teacher else None,
+            self._graded_relevance(labels, documents),
             symmetric=self.settings.symmetric,
             seed=self.seed,
         )
@@ -268,6 +272,22 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
                 raise DataError(f"a label of {name} is infinite", remedy="give finite scores")
             logger.warning_once(f"{name}: labels have NaN. Documents without a score are left out of the loss.")
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
+
+    def _graded_relevance(self, labels: Tensor | None, documents: int) -> Tensor | None:
+        """Return the labels for a loss that reads them; None if there are none."""
+        is_read = not (self.ids_in_labels or self.settings.needs_teacher)
+        if labels is None or not is_read or set(GRADED_LOSSES).isdisjoint(self.settings.terms):
+            return None
+        name, table = type(self).__name__, labels[:, None] if labels.ndim == 1 else labels
+        if table.ndim != 2 or table.shape[1] != documents:
+            what = f"labels of shape {tuple(labels.shape)}, and {name} reads graded relevance"
+            raise DataError(what, remedy=f"give {documents} numbers a row, one for each column of documents")
+        if (outside := table[(table < 0) | (table > 1)]).numel():
+            what = f"a label of {name} is {outside[0].item():g}, not within 0 and 1"
+            raise DataError(what, remedy="divide the labels by the largest")
+        if not (table > 0).any():
+            logger.warning_once(f"{name}: all labels of a batch are 0, so none of its documents is relevant.")
+        return table.to(torch.promote_types(table.dtype, torch.float32))
 
     def _compute(self, embeddings: list[Tensor], relevance: RowRelevance | None) -> Tensor:
         """Return the loss of the columns' embeddings; 0 for a batch without negatives."""

@@ -33,6 +33,7 @@ def batch_relevance(
     device: torch.device,
     documents: Int64[Tensor, "rows documents"] | None = None,
     teacher: Float[Tensor, "rows documents"] | None = None,
+    labels: Float[Tensor, "rows documents"] | None = None,
     *,
     symmetric: bool = False,
     seed: int = 0,
@@ -46,6 +47,7 @@ def batch_relevance(
         device: device of the embeddings.
         documents: ids of the documents; by default their tokens identify them.
         teacher: a teacher's scores of the documents.
+        labels: graded relevance of the documents, 0 to 1.
         symmetric: also compute the other direction, where passages search for anchors.
         seed: seed of the loss `rand1`, which samples a positive.
 
@@ -62,9 +64,9 @@ def batch_relevance(
     # The samples of `rand1` depend on the batch, not on a count, so a resumed run does not repeat earlier samples.
     step = _digest(queries.tobytes())
     everything = GlobalIds(queries, known, passages, *_known_positives(queries, known), seed, step)
-    scored = None if teacher is None else (own, teacher.cpu().numpy())
+    scored, labeled = (None if each is None else (own, each.cpu().numpy()) for each in (teacher, labels))
     try:
-        relevance = find_relevance(everything, workers.rank, workers.size, scored, symmetric)
+        relevance = find_relevance(everything, workers.rank, workers.size, scored, symmetric, labeled)
     except NoNegativesError:
         return None
     return copy_all(relevance.map, device)

@@ -115,6 +115,7 @@ class BatchSource:
         negatives_per_query: hard negatives of a query's group; more if the query has fewer positives.
         version: refresh round whose hard negatives are used; 0 for the initial table.
         teacher: a teacher's scores of the pairs of a group; None without a teacher.
+        labels: graded relevance of the pairs of a group, 0 to 1; None for binary relevance.
         guide: texts as the false-negative guide reads them; None without a guide.
     """
 
@@ -125,6 +126,7 @@ class BatchSource:
     negatives_per_query: int
     version: int = 0
     teacher: TeacherTable | None = None
+    labels: TeacherTable | None = None
     guide: GuideTexts | None = None
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
@@ -149,9 +151,10 @@ class BatchSource:
         known_rows, known = self.examples.known(chosen)
         everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known, self.order.seed, step)
         queries, passages = queries[own], groups[own].reshape(-1)
-        teacher = None
-        if self.teacher is not None:
-            teacher = group_ids[own], self.teacher.of_pairs(queries[:, None], groups[own])
+        teacher, labels = (
+            None if table is None else (group_ids[own], table.of_groups(queries, groups[own]))
+            for table in (self.teacher, self.labels)
+        )
         of_queries, of_passages = None, None  # prompts, for a model that does not pool them
         if not retriever.description.pool_prompt:
             of_queries = self.tokens.query_prompts.of(queries)
@@ -159,7 +162,7 @@ class BatchSource:
         return Batch(
             retriever.batch_of(self.tokens.queries.take(queries), "query", of_queries, chunk),
             retriever.batch_of(self.tokens.documents.take(passages), "passage", of_passages, chunk),
-            find_relevance(everyones, workers.rank, workers.size, teacher, symmetric),
+            find_relevance(everyones, workers.rank, workers.size, teacher, symmetric, labels),
             chunk,
             self.version,
             self.guide.passes(queries, passages, chunk) if self.guide is not None else (),

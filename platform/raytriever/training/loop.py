@@ -188,8 +188,6 @@ class Trainer:
                 checkpointer.prune(self.progression)
         self.strategy.release()
         load_best(setup.folder, self.objective, self.progression, self.workers, self.device)
-        retriever = setup.retriever
-        retriever.description = replace(retriever.description, probability=self.objective.loss.probability())
         return self.progression
 
     def step(self, batch: Batch, wait_seconds: float) -> None:

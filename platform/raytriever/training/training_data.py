@@ -96,7 +96,7 @@ class TrainingData:
         )
         if self.teacher is not None:
             Coverage.of(self.teacher, examples).check(config.teacher)
-        return self._source(whole, examples, order, self.teacher)
+        return self._source(whole, examples, order, self.labels, self.teacher)
 
     @cached_property
     def combined(self) -> RetrievalDataset:
@@ -119,11 +119,19 @@ class TrainingData:
         ]
         return TeacherTable.chained(tables, *starts_of(self.combined))
 
+    @cached_property
+    def labels(self) -> TeacherTable | None:
+        """Graded relevance of all data sets; None if none of them has it."""
+        tables = [TeacherTable.of_grades(dataset, self.config.train_split) for dataset in self.datasets]
+        return TeacherTable.chained(tables, *starts_of(self.combined)) if any(map(len, tables)) else None
+
     def dev(self) -> BatchSource:
         """Return the source of dev-loss batches: the groups of the first data set's dev split."""
         dataset = self.datasets[0]
         examples = Examples.of(dataset, self.config.dev_split, self.seed)
-        return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))
+        labels = TeacherTable.of_grades(dataset, self.config.dev_split)
+        order = Order(len(examples), self.batch_size, self.seed)
+        return self._source(dataset, examples, order, labels if len(labels) else None)
 
     def digest(self, negatives: NegativesTable | None) -> str:
         """Return the SHA-256 of everything that batches are made of: data sets, negatives, teacher scores."""
@@ -133,7 +141,12 @@ class TrainingData:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _source(
-        self, dataset: RetrievalDataset, examples: Examples, order: Order, teacher: TeacherTable | None = None
+        self,
+        dataset: RetrievalDataset,
+        examples: Examples,
+        order: Order,
+        labels: TeacherTable | None,
+        teacher: TeacherTable | None = None,
     ) -> BatchSource:
         if dataset.tokens is None:
             raise DataError("has no tokens", dataset.name, f"prepare it with {setting('model')}")
@@ -144,5 +157,6 @@ class TrainingData:
             self.config.positives_per_query,
             self.config.negatives_per_query,
             teacher=teacher,
+            labels=labels,
             guide=GuideTexts(self.guide.retriever, dataset) if self.guide is not None else None,
         )

@@ -64,6 +64,29 @@ def test_tables_of_several_data_sets_are_one() -> None:
     assert (np.diff(whole.pairs) > 0).all()
 
 
+@pytest.mark.parametrize(
+    ("scores", "labels", "expected"),
+    [
+        ([3, 1, 0, -2], None, [1, 1 / 3]),
+        ([1, 1, 0, 0], [0.9, 0.5, np.nan, 0.25], [0.9, 0.5, 0.25]),
+        ([1, 1, 1, 0], [np.nan, 0.5, np.nan, np.nan], [1, 0.5, 1]),
+        # One grade is binary relevance.
+        ([2, 2, 0, 0], None, []),
+        ([1, 1, 0, 0], [0.7, 0.7, np.nan, np.nan], []),
+        ([0, 0, 0, 0], None, []),
+    ],
+)
+def test_labels_are_those_of_the_data_or_shares_of_the_highest_grade(
+    scores: list[int], labels: list[float] | None, expected: list[float]
+) -> None:
+    pairs = np.arange(4)
+    rows = Judgements(pairs, pairs, np.array(scores), labels=None if labels is None else np.array(labels, np.float32))
+    graded = replace(DATASET, judgements={"train": rows})
+    assert (graded.digest == replace(DATASET, judgements={"train": replace(rows, labels=None)}).digest) == (not labels)
+    table = TeacherTable.of_grades(graded, "train")
+    np.testing.assert_allclose(table.scores, expected, rtol=1e-6)
+
+
 def test_coverage_counts_what_is_trained_on() -> None:
     negatives = NegativesTable.of(DATASET, np.array([0, 0, 2, 1]), np.array([4, 5, 9, 3]), "bm25")
     coverage = Coverage.of(table(), Examples.of(DATASET, "train", 0, negatives))

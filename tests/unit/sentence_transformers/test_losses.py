@@ -342,6 +342,29 @@ def test_labels_that_would_train_nothing_are_refused(
     assert lines == ["RetrievalLoss: labels have NaN. Documents without a score are left out of the loss."]
 
 
+@pytest.mark.parametrize("loss", ["cosent", "mw+bce"])
+def test_graded_relevance_is_a_number_a_row_or_one_for_each_document(
+    loss: str, model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, lines, built = columns(model), [], library.RetrievalLoss(model, loss)
+    monkeypatch.setattr(losses.logger, "warning_once", lines.append)
+    labels = torch.linspace(0, 1, ROWS)
+    expected = built(features[:2], labels[:, None]).item()
+    assert built(features[:2], labels).item() == expected != built(features[:2], None).item()
+    table = torch.full((ROWS, 4), torch.nan)
+    table[:, 0] = 1
+    with_default = library.RetrievalLoss(model, loss)(features, table).item()
+    assert with_default == pytest.approx(built(features, None).item(), rel=1e-6)
+    with pytest.raises(rt.DataError, match=r"labels of shape \(6, 3\), and .* graded relevance; give 4 numbers a row"):
+        built(features, table[:, :3])
+    for outside in (-0.5, 3):
+        with pytest.raises(rt.DataError, match=f"is {outside}, not within 0 and 1; divide the labels by the largest"):
+            built(features, table.fill_(outside))
+    assert lines == []
+    assert torch.isfinite(built(features, table.fill_(0)))
+    assert lines == ["RetrievalLoss: all labels of a batch are 0, so none of its documents is relevant."]
+
+
 def test_margins_need_negatives(model: SentenceTransformer) -> None:
     with pytest.raises(rt.DataError, match="all 4 columns of documents are positives"):
         library.MarginMSELoss(model, num_positives=4)(columns(model), torch.zeros(ROWS, 4))

@@ -19,8 +19,6 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.named_losses import LOSS_NAMES
 from raytriever.models.model_settings import ModelConfig
-from raytriever.models.retriever import load_retriever
-from raytriever.models.save_model import write_model
 from raytriever.training.loop import train
 from raytriever.training.optimizer_and_schedule import learning_rate_scale
 from raytriever.training.parallel.objective import Objective
@@ -64,21 +62,11 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
     assert learned < recorder.losses[0]  # of the same batch, before the first step
 
 
-def test_a_model_trained_with_bce_stores_its_probability(make_assignment, tmp_path: Path) -> None:
+def test_the_threshold_of_bce_is_trained_and_logged(make_assignment) -> None:
     loss = LossConfig("bce", 0.05, threshold=0.3, learn_temperature=True)
     work, recorder = make_assignment(total_steps=6, eval_steps=6, loss=loss)
     train(work)
-    (tmp_path / "model").mkdir()
-    write_model(work.retriever, tmp_path / "model")
-    stored = load_retriever(ModelConfig(str(tmp_path / "model"))).description.probability
-    assert stored == work.retriever.description.probability
-    # The last update follows the last report.
-    assert stored["threshold"] == pytest.approx(recorder.steps[6]["bce_threshold"], abs=0.05)
-    assert stored["threshold"] != 0.3
-    assert stored["temperature"] == pytest.approx(0.05, rel=0.1)
-    other, _ = make_assignment(total_steps=1, folder=tmp_path / "third", model=ModelConfig(str(tmp_path / "model")))
-    train(other)
-    assert other.retriever.description.probability == {}  # of mw
+    assert 0 < abs(recorder.steps[6]["bce_threshold"] - 0.3) < 0.1
 
 
 def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beir import write_beir
+from beir import write_beir, write_rows
 
 from raytriever.core.errors import ConfigError, DataError
 from raytriever.data.data_settings import DataConfig
@@ -91,6 +91,37 @@ def test_negatives_of_all_are_one_behind_the_other(retriever: Retriever, tiny_da
         batch.relevance.queries.tolist(), batch.relevance.passages.reshape(16, 2).tolist(), strict=True
     ):
         assert hard == ((query + 1) % 160 if query < 160 else 160 + ((query - 160) // 2 + 3) % 16)
+
+
+def test_grades_and_labels_of_the_data_reach_a_batch(retriever: Retriever, tmp_path: Path) -> None:
+    labels = {n: [round(0.5 + n / 100, 2), 0.25] for n in range(32)}  # of a positive and of a hard negative
+    rows = [{"query": f"q {n}", "docs": [f"text {n}", f"text {n + 40}"], "labels": row} for n, row in labels.items()]
+    (tmp_path / "soft").mkdir()
+    for split in ("train", "dev"):
+        write_rows(tmp_path / "soft" / f"{split}.jsonl", [row | {"query": f"{split} {row['query']}"} for row in rows])
+    graded = [(n, n // 2, 1 + n % 3) for n in range(32)]
+    write_beir(tmp_path / "graded", [f"word {n}" for n in range(16)], [f"number {n}" for n in range(32)], train=graded)
+    data = open_material(retriever, tmp_path / "soft", tmp_path / "graded", negatives_per_query=1)
+    first, second = data.datasets
+    negatives = [
+        NegativesTable.of(first, first.negatives.queries, first.negatives.documents, "gold"),
+        NegativesTable.of(second, np.arange(32), (np.arange(32) // 2 + 3) % 16, "gold"),
+    ]
+    source, seen = data.train(NegativesTable.chained(negatives, [0, len(first.documents)])), {}
+    for step in range(4):
+        found = source.batch(step, retriever, ALONE).relevance
+        for query, is_scored, row in zip(
+            found.queries.tolist(), found.labels.is_scored, found.labels.scores, strict=True
+        ):
+            seen[data.combined.queries.texts[query]] = row[is_scored].tolist()
+    expected = {f"train q {n}": row for n, row in labels.items()}
+    expected |= {f"number {n}": [grade / 3] for n, _, grade in graded}
+    assert seen.keys() == expected.keys()
+    for text, row in expected.items():
+        assert seen[text] == pytest.approx(row), text
+    # Of the dev split too, whose groups have random negatives.
+    found = data.dev().batch(0, retriever, ALONE).relevance.labels
+    assert found.scores[found.is_scored].min() == 0.5
 
 
 def test_what_does_not_fit_is_refused(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:

@@ -38,6 +38,7 @@ from raytriever.core.store.object_stores import is_uri, report_to
 from raytriever.data.hard_negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher_scores import Coverage
 from raytriever.losses.distributed import WorkerGroup, current_workers
+from raytriever.losses.named_losses import GRADED_LOSSES
 from raytriever.models.checkpoint_model import write_settings
 from raytriever.models.device_and_precision import base_type, choose_precision
 from raytriever.models.device_memory import move_to
@@ -181,6 +182,9 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
     source = data.train(negatives)
     if data.teacher is not None and workers.rank == 0:
         queue.send(LogMessage(f"teacher: {Coverage.of(data.teacher, source.examples)}"))
+    if data.labels is not None and workers.rank == 0 and not set(GRADED_LOSSES).isdisjoint(config.loss.terms):
+        pairs, labels = f"{len(data.labels):,} judged pairs", data.labels.scores
+        queue.send(LogMessage(f"graded relevance: {pairs} have labels from {labels.min():.2g} to {labels.max():.2g}"))
     _report_status(queue, "the first step, which compiles code for all steps")
     return TrainingSetup(
         retriever=retriever,

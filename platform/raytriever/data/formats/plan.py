@@ -18,6 +18,7 @@ from raytriever.data.data_sources import Source, SourceFile
 from raytriever.data.records_and_bad_rows import (
     NO_ANSWER,
     ORIGINS,
+    RELEVANT_FROM,
     SOURCES,
     BadRow,
     Document,
@@ -332,13 +333,13 @@ class QueryGroup:
         self._records.documents.append(Document(name, title, text))
         return name
 
-    def judged(self, document: str, score: int = 1, source: str = SOURCES[0]) -> None:
-        """Judge a passage; the positives' ranks are the order of the calls. A passage judged twice counts once."""
+    def judged(self, document: str, score: float = 1, source: str = SOURCES[0]) -> None:
+        """Judge a passage, see `Judgement`; a passage judged twice counts once. Calls are in the order of the ranks."""
         if source not in SOURCES:
             raise BadRow(f"source {str(source)[:20]!r} is none of {', '.join(SOURCES)}")
         if document not in self._judged:
             self._judged.add(document)
-            rank = self._next_rank("") if score > 0 else 0
+            rank = self._next_rank("") if score >= RELEVANT_FROM else 0
             self._records.judgements.append(Judgement(self._split, self._query, document, score, source, rank))
 
     def no_answer(self) -> None:

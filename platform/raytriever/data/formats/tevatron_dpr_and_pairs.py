@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from raytriever.data.formats import plan
-from raytriever.data.records_and_bad_rows import SOURCES, BadRow, Document, Records
+from raytriever.data.records_and_bad_rows import RELEVANT_FROM, SOURCES, BadRow, Document, Records
 
 Row = Mapping[str, Any]
 PAIRS, SENTENCE_TRANSFORMERS = "pairs", "sentence-transformers"
@@ -21,7 +21,6 @@ _TEVATRON_ORIGIN = "bm25"
 _DPR_NEGATIVES = {"hard_negative_ctxs": "bm25", "negative_ctxs": "random"}
 _DPR_IDS = ("passage_id", "psg_id")
 _LABELS = ("entailment", "neutral", "contradiction")
-RELEVANT_FROM = 0.5
 _ANCHORS = ("anchor", "query", "question", "sentence1")
 _POSITIVES = ("positive", "answer", "sentence2")
 _LISTS = ("docs", "documents", "passages")
@@ -199,7 +198,7 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
 
     Other names are `documents` or `passages` for `docs` (or a list in the positive's column); `scores`, `label`,
     `labels` and `similarity_score` for `score`. An integer is a grade, relevant above 0; a number with a decimal point
-    is 0 to 1 and relevant from 0.5. Texts that are not relevant are judged 0 and are hard negatives of origin `gold`.
+    is a label, 0 to 1, and relevant from 0.5. Texts that are not relevant are hard negatives of origin `gold`.
     `anchor`, `others` and `scored` are the names of the columns. A row with `answerable` no has no other text.
     """
     group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
@@ -216,17 +215,17 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
         document = group.document("", text)
         grade = _grade(score, scored)
         group.judged(document, grade)
-        if grade == 0:
+        if grade < RELEVANT_FROM:
             group.negative(document, "gold", float(score))
 
 
-def _grade(score: Any, name: str) -> int:
+def _grade(score: Any, name: str) -> float:
     number = plan.score_value(score, name)
     if isinstance(score, int) and 0 <= score < 10**9:
         return score
     if isinstance(score, int) or not 0 <= number <= 1:
         raise BadRow(f'"{name}" is {str(score)[:20]}, neither a grade from 0 nor within 0 and 1: divide by its largest')
-    return int(number >= RELEVANT_FROM)
+    return number
 
 
 def sentence_transformers(fields: frozenset[str]) -> plan.RowParser | None:

@@ -27,6 +27,7 @@ from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
 from raytriever.data.hashed_ids import Copies, KeyIndex, digest_of
 from raytriever.data.prepare import prepared
 from raytriever.data.prepare.text_shards import WORK, ShardReport, texts_of
+from raytriever.data.records_and_bad_rows import RELEVANT_FROM
 
 # Reason and content of each bad row, by part and row number; a row with several errors occurs once.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
@@ -45,8 +46,8 @@ _PAIRS = {
     "document.bytes": _BYTES,
 }
 _TEXTS = {"queries": _KEY, "text.bytes": _BYTES, "text.offsets": _NUMBER}
-_PAIR = np.dtype([(name, np.int64) for name in ("query", "document", "score", "kind", "rank", "row", "part")])
-_STORED = _PAIR.names[:5]  # type: ignore[index]
+_STORED = ("query", "document", "score", "kind", "rank")
+_PAIR = np.dtype([*((name, np.int64) for name in (*_STORED, "row", "part")), ("label", np.float32)])
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,10 @@ def _resolved(
         rows["document"] = sides[prepared.DOCUMENTS].positions(arrays["documents"])
         for name_of_field in ("kind", "rank", "row"):
             rows[name_of_field] = arrays[f"{name_of_field}s"]
-        rows["score"], rows["part"] = arrays["scores"] if name == prepared.JUDGEMENTS else 0, report.part
+        scores, rows["part"] = arrays["scores"] if name == prepared.JUDGEMENTS else 0, report.part
+        is_label = scores != np.trunc(scores)
+        rows["score"] = np.where(is_label, scores >= RELEVANT_FROM, scores)
+        rows["label"] = np.where(is_label, scores, np.nan)
         ids = {end: texts_of(arrays, end) for end in ("query", "document")}
         has_document = np.diff(arrays["document.offsets"]) > 0  # no document has an empty id: see `NO_ANSWER`
         for index in np.flatnonzero((rows["query"] < 0) | ((rows["document"] < 0) & has_document)):
@@ -181,6 +185,9 @@ def _write_judgements(
             bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
         table = table[is_first]
         np.save(folder / prepared.JUDGEMENTS / f"{split}.npy", np.stack([table[name] for name in _STORED]))
+        if not np.isnan(table["label"]).all():
+            (folder / prepared.LABELS).mkdir(exist_ok=True)
+            np.save(folder / prepared.LABELS / f"{split}.npy", table["label"])
         if split in without:
             answered = {*table["query"][table["score"] > 0].tolist(), *(query for query, _ in absent.get(split, ()))}
             _write_unanswerable(folder, split, np.concatenate(without[split]), answered, bad)

@@ -43,7 +43,7 @@ from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, ch
 
 # Increase this number when the same files give other rows; the cache is then computed again. Prepared directories stay
 # readable.
-_READING = 1
+_READING = 2
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
 # From this size on, a prepared source is written durably. A smaller one can be prepared again in a minute.
 _DURABLE_FROM = 64 << 20

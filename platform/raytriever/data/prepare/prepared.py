@@ -8,7 +8,7 @@ texts read all files. As with digests, they run again only after a file has chan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
@@ -50,6 +50,7 @@ T = TypeVar("T")
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
 JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
+LABELS = "labels"  # of the judgements of a split, where its data has any
 FORMS = "forms.npy"  # suffix after the name of documents or queries
 # Columns of the Arrow files of documents and of queries, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS = (
@@ -183,12 +184,15 @@ class PreparedDirectory:
             there = files(f"{name}/", end)
             return {file.stem: read(file) for file in there if splits is None or file.stem in splits}
 
+        labels = {file.name: file for file in files(f"{LABELS}/", ".npy")}
         other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
         return RetrievalDataset(
             name=meta["name"],
             documents=stored,
             queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(folder, QUERIES, queries)),
-            judgements=by_split(JUDGEMENTS, ".npy", lambda file: _judgements(file, queries, documents)),
+            judgements=by_split(
+                JUDGEMENTS, ".npy", lambda file: _judgements(file, labels.get(file.name), queries, documents)
+            ),
             quarantine=QuarantineReport.read(folder).without(other),
             negatives=_first(files(f"{NEGATIVES}.npy"), lambda file: _negatives(file, queries, documents)),
             answers=_first(files(FILE), lambda file: Answers(*_query_texts(file, queries, full, 0))),
@@ -252,8 +256,12 @@ def _tokens(file: Path, rows: int, full: bool, vocabulary: int | None) -> tuple[
     return ids, offsets
 
 
-def _judgements(file: Path, queries: int, documents: int) -> Judgements:
+def _judgements(file: Path, labels: Path | None, queries: int, documents: int) -> Judgements:
     judgements = Judgements(*read_array(file, ["int64"], (5, None), PREPARE_AGAIN))
+    if labels is not None:
+        judgements = replace(judgements, labels=read_array(labels, ["float32"], (len(judgements),), PREPARE_AGAIN))
+        if ((judgements.labels < 0) | (judgements.labels > 1)).any():
+            raise StorageError("a label is not within 0 and 1", str(labels), PREPARE_AGAIN)
     _check_pairs(file, judgements.queries, judgements.documents, queries, documents)
     _check_range(file, "a source", judgements.sources, len(SOURCES))
     _check_range(file, "a rank", judgements.ranks)

@@ -1,4 +1,4 @@
-"""Teacher scores of pairs of a query and a document: a table by position, and its Parquet files by id.
+"""Teacher scores, or graded relevance, of pairs of a query and a document: a table by position, and Parquet files.
 
 In memory a pair and its score take twelve bytes. On disk a table is a committed directory (`store`) of
 `part-00000.parquet` and so on. Its manifest identifies the queries and documents. A single Parquet file with the same
@@ -65,6 +65,19 @@ class TeacherTable:
             raise DataError(what, where, "give each pair one")
         first = np.append(True, ~again)
         return cls(pairs[first], scores[first], len(dataset.documents))
+
+    @classmethod
+    def of_grades(cls, dataset: RetrievalDataset, split: str) -> TeacherTable:
+        """Build a table of the labels above 0 of a split, 0 to 1; without rows if all are equal: binary relevance.
+
+        A label is that of the data, else the grade divided by the highest grade of the split.
+        """
+        rows = dataset.judgements[split]
+        labels = np.where(np.isnan(rows.labels), rows.scores / rows.scores.max(initial=1), rows.labels)
+        rows, labels = rows.where(labels > 0), labels[labels > 0]
+        if len(np.unique(labels)) < 2:
+            return cls.none(dataset)
+        return cls.of(dataset, rows.queries, rows.documents, labels, f"{dataset.name} {split}")
 
     @classmethod
     def none(cls, dataset: RetrievalDataset) -> TeacherTable:

@@ -44,7 +44,9 @@ class Read:
     def positives(self) -> list[tuple[str, str, int]]:
         """Query text, document text and rank of each positive."""
         texts = self.texts
-        return [(texts[row.query], texts[row.document], row.rank) for row in self.records.judgements if row.score > 0]
+        return [
+            (texts[row.query], texts[row.document], row.rank) for row in self.records.judgements if row.score >= 0.5
+        ]
 
     def negatives(self) -> list[tuple[str, str, str, int]]:
         """Query text, document text, origin and rank of each hard negative."""

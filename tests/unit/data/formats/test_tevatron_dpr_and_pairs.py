@@ -304,7 +304,7 @@ def test_scored_pairs(read, write, columns: tuple[str, str, str], score: str) ->
     values = [0.5, 0.49, 1, 0, 2, 1.0, -1, 4.2, None, "1", True]
     rows = [dict(zip(columns, ("a", f"text {n}", value), strict=True)) for n, value in enumerate(values)]
     result = read(write("train.jsonl", rows))
-    assert [row.score for row in result.records.judgements] == [1, 0, 1, 0, 2, 1]
+    assert [row.score for row in result.records.judgements] == [0.5, 0.49, 1, 0, 2, 1]
     assert [(text, origin) for _, text, origin, _ in result.negatives()] == [("text 1", "gold"), ("text 3", "gold")]
     assert [row.score for row in result.records.negatives] == [0.49, 0.0]
     assert [row.rank for row in result.records.judgements] == [0] * 6

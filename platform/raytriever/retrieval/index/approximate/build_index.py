@@ -9,7 +9,7 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.progress import Progress, activity
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
-from raytriever.retrieval.index.approximate.faiss_indexes import FaissFinder, Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf, default_code_bytes
 from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 from raytriever.retrieval.index.approximate.roargraph import RoarGraph
 from raytriever.retrieval.index.approximate.vamana import Vamana
@@ -18,7 +18,7 @@ from raytriever.retrieval.index.pair_scores import check_finite
 BLOCK = 1 << 16
 
 
-def fill(finder: FaissFinder, embeddings: Float32[ndarray, "rows width"], threads: int) -> Finder:
+def fill(finder: Ivf | Hnsw, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf | Hnsw:
     """Add all rows to a finder, block by block, because the embeddings may be memory-mapped. Return the finder."""
     with Progress("index", len(embeddings), "passage") as progress:
         for start in range(0, len(embeddings), BLOCK):

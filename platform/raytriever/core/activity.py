@@ -31,9 +31,13 @@ class _Activity:
 
 @contextmanager
 def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
-    """Report a block whenever nothing was printed for `SILENCE_SECONDS`. `doing` says what the block does, as `indexing
-    23,641 documents`; or it is called with the seconds since the block began, or since the last block inside it ended,
-    and returns the line, or None where it has shown something itself."""
+    """Report a block whenever nothing was printed for `SILENCE_SECONDS`.
+
+    Args:
+        doing: what the block does, as `indexing 23,641 documents`; or a function that is called with the seconds since
+            the block began, or since the last block inside it ended. It returns the line, or None where it has shown
+            something itself.
+    """
     line = doing if callable(doing) else lambda seconds: f"{doing}: {seconds:.0f} s"
     opened = _Activity(line, time.monotonic())
     try:

@@ -129,9 +129,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Judgements:
-    """Judged pairs of one split, sorted by query position, then document position. A document with a grade above 0 is
-    relevant. `sources` are indices in `SOURCES`, by default human; `ranks` are those of each positive of a query, from
-    0, the most useful first, by default all 0."""
+    """Judged pairs of one split, sorted by query position, then document position.
+
+    Args:
+        scores: grades; a document with a grade above 0 is relevant.
+        sources: source of each judgement, as an index in `SOURCES`; by default all are human.
+        ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
+    """
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]

@@ -45,8 +45,11 @@ class Query(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Judged pair of a split. The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank`
-    counts the positives of a query from 0, the most useful first; it is 0 for all if the order is unknown."""
+    """Judged pair of a split.
+
+    The document is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank` counts the positives of a query
+    from 0, the most useful first; it is 0 for all if the order is unknown.
+    """
 
     split: str
     query: str

@@ -81,7 +81,7 @@ class BatchSource:
         queries, passages = queries[own], groups[own].reshape(-1)
         teacher = None
         if self.teacher is not None:
-            teacher = group_ids[own], self.teacher.of_pairs(queries[:, None], groups[own])
+            teacher = group_ids[own], self.teacher.of_groups(queries, groups[own])
         of_queries, of_passages = None, None  # prompts, for a model that does not pool them
         if not retriever.description.pool_prompt:
             of_queries = self.tokens.query_prompts.of(queries)

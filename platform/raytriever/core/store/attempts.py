@@ -7,8 +7,10 @@ from pathlib import Path
 
 
 class Attempts:
-    """Attempts of this process at pieces, as a context manager. A process that dies leaves the files of the pieces that
-    it had begun. An exception is no death: it removes them."""
+    """Attempts of this process at pieces, as a context manager.
+
+    A process that dies leaves the files of the pieces that it had begun. An exception is no death: it removes them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -39,8 +39,11 @@ class EarlierImport:
 
     @classmethod
     def at(cls, output: Path) -> EarlierImport | None:
-        """Return the import at `output`; None if nothing is there. Raise `StorageError` if something else is there, or
-        the data set is damaged, was changed, or has further files."""
+        """Return the import at `output`; None if nothing is there.
+
+        Raises:
+            StorageError: something else is there, or the data set is damaged, was changed, or has further files.
+        """
         if not output.exists():
             return None
         if not (output / MANIFEST).is_file():
@@ -62,8 +65,11 @@ class EarlierImport:
         return cls(output, manifest["meta"]["seed"], {row["file"]: row["split"] for row in rows}, questions)
 
     def check(self, where: str, paths: Sequence[str], seed: int, has_questions: bool) -> None:
-        """Check that an import may replace this one; `where` is its folder, and `paths` are its files. Raise
-        `ConfigError` if the seed differs, no file is in both imports, or the questions are missing."""
+        """Check that an import may replace this one; `where` is its folder, and `paths` are its files.
+
+        Raises:
+            ConfigError: the seed differs, no file is in both imports, or the questions are missing.
+        """
         if seed != self.seed:
             remedy = f"give {setting('seed', str(self.seed))}, or another {setting('output')}"
             what = f"is {seed}, and {self.folder} was divided with {self.seed}"

@@ -257,8 +257,9 @@ def settings_of(model: ModelLike) -> ModelConfig:
         return model.model.config
     if isinstance(model, str | os.PathLike):
         return checked(EncoderConfig(model=os.fspath(model)))
-    what = f"is {type(model).__name__}"
-    raise ConfigError(what, "model", "give a name, a path, the result of load_model, or the result of train")
+    raise ConfigError(
+        f"is {type(model).__name__}", "model", "give a name, a path, the result of load_model, or the result of train"
+    )
 
 
 def loaded(model: ModelLike) -> Model:

@@ -280,8 +280,9 @@ def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dic
     elif isinstance(hard_negatives, str | os.PathLike):
         mined, path = MOST_DRAWN, os.fspath(hard_negatives)
     else:
-        what = f"is {type(hard_negatives).__name__}"
-        raise ConfigError(what, "hard_negatives", "give the result of mine_hard_negatives or a path")
+        raise ConfigError(
+            f"is {type(hard_negatives).__name__}", "hard_negatives", "give the result of mine_hard_negatives or a path"
+        )
     return {"negatives_table": path, "negatives_per_query": settings.get("negatives_per_query", min(mined, MOST_DRAWN))}
 
 

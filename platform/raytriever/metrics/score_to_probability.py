@@ -256,9 +256,8 @@ class PlattMap(ScoreMap):
     def probability(self, scores: Float[ndarray, " scores"]) -> Float64[ndarray, " scores"]:
         """Return the probability of each score, 0 to 1."""
         scores = scores_of(scores, _SCORES).astype(np.float64)
-        return (
-            expit(self.slope * scores + self.intercept) if self.slope else np.full(len(scores), expit(self.intercept))
-        )
+        flat = np.full(len(scores), expit(self.intercept))
+        return expit(self.slope * scores + self.intercept) if self.slope else flat
 
 
 def fit_isotonic(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"]) -> IsotonicMap:

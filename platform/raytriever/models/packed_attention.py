@@ -111,15 +111,9 @@ def attention(
 
         states = (query, key, value)
         repeats = query.is_cuda and query.requires_grad
-        mixed, _ = sdpa_attention_forward(
-            module,
-            *(_DeterministicUntil.apply(*states) if repeats else states),
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            is_causal=False,
-            **others,
-        )
+        inputs = _DeterministicUntil.apply(*states) if repeats else states
+        options = {"dropout": dropout, "scaling": scaling, "is_causal": False, **others}
+        mixed, _ = sdpa_attention_forward(module, *inputs, attention_mask, **options)
         return (_DeterministicFrom.apply(mixed) if repeats else mixed), None
     # Under autocast, normalized queries and keys are float32, and so may be rotary positions. All get one type.
     device = query.device.type
@@ -311,20 +305,14 @@ def _text_by_text(
 ) -> Tensor:
     """Return the attention of packed texts, `[tokens, heads, width]`, by torch's fused attention for each text."""
     mixed = []
+    has_window, is_causal, is_grouped = window[0] != -1, window == (-1, 0), query.shape[1] != key.shape[1]
     for start, end in pairwise(starts.tolist()):
         q, k, v = (one[start:end].transpose(0, 1)[None] for one in (query, key, value))
-        mixed.append(
-            nn.functional.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=None if window in ((-1, -1), (-1, 0)) else _window_mask(end - start, window, query.device),
-                dropout_p=dropout,
-                is_causal=window == (-1, 0),
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )[0].transpose(0, 1)
+        mask = _window_mask(end - start, window, query.device) if has_window else None
+        one_text = nn.functional.scaled_dot_product_attention(
+            q, k, v, mask, dropout, is_causal, scale=scaling, enable_gqa=is_grouped
         )
+        mixed.append(one_text[0].transpose(0, 1))
     return torch.cat(mixed)
 
 

@@ -115,7 +115,7 @@ class Outbox:
     def backlog(self) -> Backlog:
         """Return the amount of unsent data."""
         with self._lock:
-            oldest = self._steps.read_from(self._state.sent, 1)[0] if self._unsent else []
+            oldest = self._steps.read_from(self._state.sent, 1).points if self._unsent else []
             behind = max(0.0, time.time() - oldest[0].milliseconds / 1000) if oldest else 0.0
             return Backlog(self._unsent, len(self._state.files), behind)
 
@@ -188,11 +188,11 @@ class Outbox:
             run.describe(description.params, description.dataset, description.tags)
             self._confirm("descriptions", description)
         elif self._unsent:
-            points, end = self._steps.read_from(state.sent, POINTS_PER_MESSAGE)
-            run.log(points)
+            batch = self._steps.read_from(state.sent, POINTS_PER_MESSAGE)
+            run.log(batch.points)
             with self._lock:
-                self._sent_points += len(points)
-                self._change(sent=end)
+                self._sent_points += len(batch.points)
+                self._change(sent=batch.end)
                 self._due = time.monotonic() + GATHER_SECONDS
         elif entry := self._next_file():
             path, folder = entry

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from raytriever.core.errors import StorageError, disk_errors, setting
 from raytriever.core.reading.json_and_yaml import parse_json
@@ -24,6 +24,13 @@ STEPS = "steps.jsonl"
 _REMEDY = f"remove the line, or give another {setting('output')}"
 # Largest step (each step uses one bit of memory), and largest time in milliseconds.
 _LIMITS = (1_000_000_000, 1 << 53)
+
+
+class PointBatch(NamedTuple):
+    """Consecutive points of the file, and the byte offset after the last one."""
+
+    points: list[Point]
+    end: int
 
 
 class StepLog:
@@ -63,16 +70,14 @@ class StepLog:
             self.points += len(fresh)
             return len(fresh)
 
-    def read_from(self, offset: int, limit: int) -> tuple[list[Point], int]:
-        """Return at least `limit` points from a byte offset on, in complete lines, and the offset after them; fewer
-        points at the end of the file."""
-        points = list[Point]()
+    def read_from(self, offset: int, limit: int) -> PointBatch:
+        """Return at least `limit` points from a byte offset on, in complete lines; fewer at the end of the file."""
+        batch = PointBatch([], offset)
         for end, entry in _entries(self._file, offset, self.size):
-            points += _points(entry)
-            offset = end
-            if len(points) >= limit:
+            batch = PointBatch([*batch.points, *_points(entry)], end)
+            if len(batch.points) >= limit:
                 break
-        return points, offset
+        return batch
 
     def count(self, offset: int) -> int:
         """Return the number of points from a byte offset on."""

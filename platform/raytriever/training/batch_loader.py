@@ -152,7 +152,7 @@ class BatchSource:
         everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known, self.order.seed, step)
         queries, passages = queries[own], groups[own].reshape(-1)
         teacher, labels = (
-            None if table is None else (group_ids[own], table.of_pairs(queries[:, None], groups[own]))
+            None if table is None else (group_ids[own], table.of_groups(queries, groups[own]))
             for table in (self.teacher, self.labels)
         )
         of_queries, of_passages = None, None  # prompts, for a model that does not pool them

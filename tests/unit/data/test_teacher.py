@@ -41,10 +41,10 @@ def table() -> TeacherTable:
 
 
 def test_scores_are_found_by_pair() -> None:
-    result = table().of_pairs(np.array([[3], [0], [1]]), np.array([[3, 9], [0, 4], [0, 4]]))
+    result = table().of_groups(np.array([3, 0, 1]), np.array([[3, 9], [0, 4], [0, 4]]))
     np.testing.assert_array_equal(result, np.array([[0, np.nan], [7.25, -2], [np.nan, np.nan]], np.float32))
     assert result.dtype == np.float32
-    assert np.isnan(TeacherTable.none(DATASET).of_pairs(np.array([[1]]), np.array([[2, 3]]))).all()
+    assert np.isnan(TeacherTable.none(DATASET).of_groups(np.array([1]), np.array([[2, 3]]))).all()
 
 
 def test_the_digest_is_of_pairs_and_scores_in_any_order() -> None:

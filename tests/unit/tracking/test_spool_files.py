@@ -29,7 +29,7 @@ def test_memory_does_not_grow_with_unsent_data(
     class Counting(StepLog):
         def read_from(self, offset: int, limit: int) -> Any:
             batch = super().read_from(offset, limit)
-            sizes.append(len(batch[0]))
+            sizes.append(len(batch.points))
             return batch
 
     monkeypatch.setattr("raytriever.tracking.spool.StepLog", Counting)
@@ -53,7 +53,7 @@ def test_only_a_damaged_line_is_cut_off(tmp_path: Path) -> None:
         assert again.points == 4
         assert again.add(points(2, 3)) == 2
         assert (tmp_path / STEPS).read_bytes() == whole
-        assert StepLog(tmp_path).read_from(0, 99)[0] == points(1, 3)
+        assert StepLog(tmp_path).read_from(0, 99).points == points(1, 3)
     (tmp_path / STEPS).write_bytes(whole + b'{"step": 9, "measured": {"' + b"x" * 500)  # longer than what comes next
     StepLog(tmp_path).add(points(4, 4))
     assert (tmp_path / STEPS).read_bytes().startswith(whole)

@@ -244,9 +244,9 @@ def count_rows(
     for entries in bad:
         entries.sort(key=lambda entry: entry["row"])
     files = []
-    for index, (part, entries) in enumerate(zip(parts, bad, strict=True)):
+    for index, entries in enumerate(bad):
         figures = {"rows": rows[index], "bad": len(entries), "first": next(iter(entries), None)}
-        files.append({"where": part.where, "split": part.split, **figures})
+        files.append({"where": parts[index].where, "split": parts[index].split, **figures})
     return files, [entry for entries in bad for entry in entries]
 
 

@@ -97,8 +97,16 @@ class TeacherTable:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def of_pairs(self, queries: ndarray, documents: Int64[ndarray, "*shape"]) -> Float32[ndarray, "*shape"]:
-        """Return the score of each pair; NaN if there is none. Queries are broadcast to the shape of the documents."""
+    def of_groups(
+        self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
+    ) -> Float32[ndarray, "batch group"]:
+        """Return the score of each document for the query of its row; NaN if there is none."""
+        return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
+
+    def of_pairs(
+        self, queries: Int64[ndarray, "*shape"], documents: Int64[ndarray, "*shape"]
+    ) -> Float32[ndarray, "*shape"]:
+        """Return the score of each pair; NaN if there is none."""
         if not len(self):
             return np.full(documents.shape, np.nan, dtype=np.float32)
         pairs = queries * self.documents + documents
@@ -178,8 +186,9 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
         for name, digest in identity(dataset).items():
             if meta.get(name) != digest:
                 of = f"of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
-                what = f"holds scores of other {name}: {of}"
-                raise DataError(what, str(path), "score this data set with `raytriever score`")
+                raise DataError(
+                    f"holds scores of other {name}: {of}", str(path), "score this data set with `raytriever score`"
+                )
 
     table = read_pairs(Path(path), SCORES, _KINDS, SCORES.remedy, check=check)
     query, document = (

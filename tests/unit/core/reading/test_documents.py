@@ -91,6 +91,7 @@ def test_html_has_the_encoding_that_it_declares() -> None:
         ("---\ndraft: true\n---\n", "Heading"),
         ('+++\ntitle = "A \\"B\\""\n[params]\nx = 1\n+++\n', 'A "B"'),
         ('{\n  "title": "Pumps",\n  "tags": []\n}\n', "Pumps"),
+        ("#+TITLE: Pumps\n#+DATE: 2024\n", "Pumps"),
         ("Title: Pumps\n  and valves\nAuthor: me\nMy key: x\n", "Pumps and valves"),
         ("Date: 2024\nTags: a\n", "Heading"),
     ],

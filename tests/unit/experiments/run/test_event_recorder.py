@@ -46,7 +46,7 @@ class Memory:
         before = self.steps.size
         self.steps.add(points)
         self.requests += 1
-        self.points += self.steps.read_from(before, 1_000_000)[0]
+        self.points += self.steps.read_from(before, 1_000_000).points
 
     def log_file(self, path: Path, folder: str = "") -> None:
         raise NotImplementedError

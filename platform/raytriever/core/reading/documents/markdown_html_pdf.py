@@ -15,7 +15,6 @@ import re
 import tomllib
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, BinaryIO
 
 from raytriever.core.errors import DataError
@@ -243,6 +242,7 @@ def _titles(reader: Any) -> Iterator[tuple[int, list[tuple[int, str]]]]:
 
 _YAML = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _TOML = re.compile(r"\A\+\+\+[ \t]*\n(.*?)^\+\+\+[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_ORG = re.compile(r"\A((?:#\+\w+:.*(?:\n|\Z))+)")
 _KEYS = re.compile(r"\A((?:[A-Za-z][\w -]*:.*\n(?:[ \t]+\S.*\n)*)+)(?:[ \t]*\n|\Z)")
 # Keys that only front matter has. A line such as `Note: ...` at the beginning of a page is text instead.
 _OF_PAGES = {
@@ -252,7 +252,7 @@ _OF_PAGES = {
 # First line of YAML between `---`. Without such a line, both `---` are horizontal rules.
 _SETTING = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[\"']?[\w$@.-][\w $@./-]*[\"']?[ \t]*:(?:[ \t\n]|\Z)")
 _YAML_TITLE = re.compile(r"^([\"']?)title\1[ \t]*:.*(?:\n(?:[ \t]+.*|(?=\n)))*", re.IGNORECASE | re.MULTILINE)
-_TITLE_LINE = re.compile(r"^title[ \t]*[:=](.*(?:\n[ \t]+\S.*)*)", re.IGNORECASE | re.MULTILINE)
+_TITLE_LINE = re.compile(r"^(?:#\+)?title[ \t]*[:=](.*(?:\n[ \t]+\S.*)*)", re.IGNORECASE | re.MULTILINE)
 
 
 def split_front_matter(text: str) -> tuple[str, str]:
@@ -261,8 +261,8 @@ def split_front_matter(text: str) -> tuple[str, str]:
         is_settings = _SETTING.match(match[1]) or not match[1].strip()
         return (_yaml_title(match[1]), text[match.end() :]) if is_settings else ("", text)
     if match := _TOML.match(text):
-        with suppress(ValueError):
-            return _text(tomllib.loads(match[1]).get("title")), text[match.end() :]
+        return _toml_title(match[1]), text[match.end() :]
+    if match := _ORG.match(text):
         return _title_line(match[1]), text[match.end() :]
     if match := _KEYS.match(text):
         keys = {line.partition(":")[0].strip().lower() for line in match[1].splitlines() if not line[0].isspace()}
@@ -285,18 +285,29 @@ def _yaml_title(block: str) -> str:
     return _text(value)
 
 
+def _toml_title(block: str) -> str:
+    try:
+        return _text(tomllib.loads(block).get("title"))
+    except ValueError:
+        return _title_line(block)
+
+
 def _title_line(block: str) -> str:
     match = _TITLE_LINE.search(block)
     return " ".join(match[1].split()).strip("\"'") if match else ""
 
 
 def _split_json(text: str) -> tuple[str, str]:
-    if re.match(r"\{[ \t]*\n", text):
-        with suppress(ValueError, RecursionError):
-            settings, end = json.JSONDecoder().raw_decode(text)
-            if isinstance(settings, dict) and re.match(r"[ \t]*\n\s*\S", text[end:]):
-                return _text(settings.get("title")), text[end:]
-    return "", text
+    if not re.match(r"\{[ \t]*\n", text):
+        return "", text
+    try:
+        settings, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return "", text
+    rest = text[end:]
+    if not isinstance(settings, dict) or not re.match(r"[ \t]*\n\s*\S", rest):
+        return "", text
+    return _text(settings.get("title")), rest
 
 
 def _text(value: Any) -> str:

@@ -287,7 +287,7 @@ def of_sums() -> dict[str, End]:
 
 
 def across_queries() -> dict[str, End]:
-    """Measure the losses over all pairs of the batch beside `infonce`, with and without labels."""
+    """Compare the losses over all pairs of the batch with `infonce`, with and without labels."""
     inputs, names, results = embeddings(4096), ("infonce", "mw", "cosent", "bce"), dict[str, End]()
     steps = {name: ours(name, inputs) for name in names}
     steps |= {f"{name} graded": ours(name, inputs, graded=True) for name in names[2:]}
@@ -332,7 +332,7 @@ def main() -> None:
     line = parser(__doc__.splitlines()[0])
     line.add_argument("--threads", type=int, default=2, help="processor threads")
     line.add_argument("--libauc-python", metavar="PYTHON", help="the Python of an environment that has LibAUC")
-    line.add_argument("--across-queries", action="store_true", help="only mw, cosent and bce beside infonce")
+    line.add_argument("--across-queries", action="store_true", help="only mw, cosent and bce against infonce")
     line.add_argument("--alone", help=argparse.SUPPRESS)
     line.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options = line.parse_args()

@@ -19,6 +19,7 @@ computed in panels and never stored whole; the CPU waits for the GPU once for ea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,13 +100,14 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
             setting("guide"),
             f"check the guide's files, or give {setting('precision')} fp32",
         )
+    left: Any = {name: _without_masked(group, torch.cat(in_group[name])) for name, group in groups.items()}
     result = replace(
         relevance,
         excluded_rows=excluded_rows,
         excluded_columns=excluded_columns,
         excluded_starts=np.concatenate([[0], total.cumsum(0).cpu().numpy()]),
         negatives=relevance.negatives - masked,
-        **{name: _without_masked(group, torch.cat(in_group[name])) for name, group in groups.items()},
+        **left,
     )
     return result, most
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tiny_models import write_cross_encoder
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -22,12 +22,7 @@ PROCESSES = 2
 @pytest.fixture(scope="session")
 def tiny_cross(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-encoder of random weights."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    folder = tmp_path_factory.mktemp("cross") / "cross"
-    shutil.copytree(tiny_encoder, folder)
-    BertForSequenceClassification(BertConfig.from_pretrained(tiny_encoder, num_labels=1)).save_pretrained(folder)
-    return folder
+    return write_cross_encoder(tiny_encoder, tmp_path_factory.mktemp("cross") / "cross")
 
 
 @pytest.fixture(scope="session")

@@ -16,14 +16,14 @@ import asyncio
 import base64
 import hashlib
 import json
-import os
 import random
 import re
 import socket
 import struct
-import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
+
+from aiohttp import web
 
 PASSAGE = re.compile(r"<passage number=(\d+) seal=(\w+)>\n(.*?)\n</passage seal=\2>", re.DOTALL)
 QUESTION = re.compile(r"<question seal=(\w+)>\n(.*?)\n</question seal=\1>", re.DOTALL)
@@ -67,13 +67,6 @@ def vector_of(text: str, width: int, length: float) -> list[float]:
     return [number / norm * length for number in numbers]
 
 
-class Peer(NamedTuple):
-    """Client of the server."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
 class Server:
     """What the process does; see the module."""
 
@@ -96,53 +89,38 @@ class Server:
                 return name
         return None
 
-    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                first, *lines = head.split("\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                method, path, _ = first.split(" ", 2)
-                if not await self.handle(method, path, headers, body, Peer(reader, writer)):
-                    return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    async def handle(self, method: str, path: str, headers: dict[str, str], body: bytes, peer: Peer) -> bool:
-        """Answer one request; whether the connection stays open."""
-        options = self.options
-        if options.key and headers.get("authorization") != f"Bearer {options.key}":
-            said = f"Incorrect API key provided: {headers.get('authorization', '')}"
-            return await self.send(peer, 401, {"error": {"message": said, "code": "invalid_api_key"}})
-        if method == "GET" and path == "/v1/models" and not options.no_models:
-            return await self.send(peer, 200, {"object": "list", "data": [{"id": options.model, "object": "model"}]})
-        if method == "POST" and path == "/v1/hold":  # a test's word, no part of the protocol
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer one request."""
+        options, headers = self.options, request.headers
+        if options.key and headers.get("Authorization") != f"Bearer {options.key}":
+            said = f"Incorrect API key provided: {headers.get('Authorization', '')}"
+            return error(401, said, code="invalid_api_key")
+        if (request.method, request.path) == ("GET", "/v1/models") and not options.no_models:
+            return web.json_response({"object": "list", "data": [{"id": options.model, "object": "model"}]})
+        if (request.method, request.path) == ("POST", "/v1/hold"):  # a test's word, no part of the protocol
             self.open.clear()
-            return await self.send(peer, 200, {"answered": self.answered})
-        if method != "POST" or path not in ("/v1/chat/completions", "/v1/embeddings"):
-            return await self.send(peer, 404, {"detail": "Not Found"})
+            return web.json_response({"answered": self.answered})
+        if request.method != "POST" or request.path not in ("/v1/chat/completions", "/v1/embeddings"):
+            return web.json_response({"detail": "Not Found"}, status=404)
+        body = await request.text()
         asked = json.loads(body)
-        if path == "/v1/embeddings":
+        if request.path == "/v1/embeddings":
             asked["messages"] = asked["input"]
         digest = hashlib.sha256(json.dumps(asked["messages"], sort_keys=True).encode()).hexdigest()
         self.note("asked", digest)
         if asked["model"] != options.model:
-            error = {"message": f"The model `{asked['model']}` does not exist.", "code": "model_not_found"}
-            return await self.send(peer, 404, {"error": error})
+            return error(404, f"The model `{asked['model']}` does not exist.", code="model_not_found")
         for name in options.refuses.split(","):
             if name and (name in asked or name == asked.get("response_format", {}).get("type")):
                 said = f"Unsupported parameter: '{name}' is not supported"
                 said += ". Use 'max_completion_tokens' instead." if name == "max_tokens" else ": response_format."
                 said = "'temperature' is not supported" if name == "temperature" else said
-                return await self.send(peer, 400, {"error": {"message": said, "param": name}})
-        if options.filters and options.filters in body.decode():
-            return await self.send(peer, 400, {"error": {"message": "blocked by the content filter"}})
+                return error(400, said, param=name)
+        if options.filters and options.filters in body:
+            return error(400, "blocked by the content filter")
         if "input" in asked and (refusal := self.refusal(asked["input"])):
-            return await self.send(peer, 400, {"error": {"message": refusal}})
-        return await self.answer(asked, digest, peer)
+            return error(400, refusal)
+        return await self.answer(asked, digest, request)
 
     def refusal(self, texts: list[str]) -> str:
         """Why a request for embeddings is refused; empty if it is not."""
@@ -181,70 +159,64 @@ class Server:
             body["usage"] = {"prompt_tokens": sum(map(tokens_of, asked["input"]))}
         return "<html>busy</html>" if mode == "html" and not is_first else body
 
-    async def answer(self, asked: dict[str, Any], digest: str, peer: Peer) -> bool:
+    async def answer(self, asked: dict[str, Any], digest: str, request: web.Request) -> web.Response:
         fault = self.fault()
         if fault == "stall":
             await asyncio.sleep(3600)
         if fault == "busy":
-            status = {"error": {"message": "Rate limit reached"}}
-            return await self.send(peer, 429, status, {"Retry-After": str(self.options.retry_after)})
+            return error(429, "Rate limit reached", {"Retry-After": str(self.options.retry_after)})
         await asyncio.sleep(self.options.service_time)
         if fault == "error":
-            return await self.send(peer, 500, {"error": {"message": "internal"}})
+            return error(500, "internal")
         if fault == "drop":
-            # Half an answer, then a reset.
-            peer.writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"choi')
-            await peer.writer.drain()
+            # Half an answer, then a reset; the whole answer below reaches nobody.
+            assert request.transport is not None
             reset = struct.pack("ii", 1, 0)
-            peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-            return False
+            request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            request.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{")  # type: ignore[attr-defined]
+            request.transport.abort()  # type: ignore[attr-defined]
         if fault == "garbage":
-            return await self.send(peer, 200, self.draw.choice([{"choices": []}, ["?"], {"error": "busy"}, "<html>"]))
+            return web.json_response(self.draw.choice([{"choices": []}, ["?"], {"error": "busy"}, "<html>"]))
         if "input" in asked:
-            result = self.embeddings(asked)
-            await self.open.wait()
-            return await self.send(peer, 200, result, digest=digest, texts=asked["input"])
+            body, texts = self.embeddings(asked), asked["input"]
+        else:
+            body, texts = self.completion(asked, digest, fault == "nonsense"), []
+        await self.open.wait()
+        # Only an answer whose reader is still there is one.
+        if request.transport is not None and not request.transport.is_closing():
+            self.answered += 1
+            self.note("answered", digest)
+            for text in texts:
+                self.note("text", text)
+        return web.json_response(body)
+
+    def completion(self, asked: dict[str, Any], digest: str, is_nonsense: bool) -> dict[str, Any]:
+        """The answer to a request for a chat completion."""
         content = json.dumps(answer_to(asked["messages"]))
         if self.options.wrapped:
             content = f'<think>maybe {{"relevant": [1]}}?</think>\nHere you are:\n```json\n{content}\n```\nDone.'
-        if fault == "nonsense":
+        if is_nonsense:
             content = self.draw.choice(NONSENSE)
         read = sum(len(message["content"].encode()) for message in asked["messages"]) // 4
         choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
         body: dict[str, Any] = {"id": digest[:8], "object": "chat.completion", "choices": [choice]}
         if not self.options.no_usage:
             body["usage"] = {"prompt_tokens": read, "completion_tokens": len(content) // 4}
-        await self.open.wait()
-        return await self.send(peer, 200, body, digest=digest)
+        return body
 
-    async def send(
-        self,
-        peer: Peer,
-        status: int,
-        body: Any,
-        more: dict[str, str] | None = None,
-        digest: str | None = None,
-        texts: list[str] | None = None,
-    ) -> bool:
-        raw = json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(raw)), **(more or {})}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        # Only an answer whose reader is still there is one.
-        if digest is not None and not (peer.writer.is_closing() or peer.reader.at_eof()):
-            self.answered += 1
-            self.note("answered", digest)
-            for text in texts or ():
-                self.note("text", text)
-        peer.writer.write(f"HTTP/1.1 {status} Replied\r\n{lines}\r\n".encode() + raw)
-        await peer.writer.drain()
-        return True
+
+def error(status: int, message: str, headers: dict[str, str] | None = None, **more: str) -> web.Response:
+    return web.json_response({"error": {"message": message, **more}}, status=status, headers=headers)
 
 
 async def serve(options: argparse.Namespace) -> None:
-    server = Server(options)
-    listening = await asyncio.start_server(server.connection, "127.0.0.1", options.port, limit=1 << 24, backlog=512)
-    print(listening.sockets[0].getsockname()[1], flush=True)
-    await listening.serve_forever()
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_route("*", "/{path:.*}", Server(options).handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", options.port, backlog=512).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
 
 
 def main() -> None:
@@ -268,12 +240,7 @@ def main() -> None:
     parser.add_argument("--no-models", action="store_true")
     for name in FAULTS:
         parser.add_argument(f"--{name}", type=float, default=0.0, help="share of the requests")
-    options = parser.parse_args()
-    try:
-        asyncio.run(serve(options))
-    except KeyboardInterrupt:
-        os._exit(0)
-    sys.exit(0)
+    asyncio.run(serve(parser.parse_args()))
 
 
 if __name__ == "__main__":

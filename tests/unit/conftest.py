@@ -1,4 +1,4 @@
-"""A disk that fills up, and a port at which nobody listens."""
+"""An empty working directory, a data set that a test may damage, services, and a disk that fills up."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from processes import free_port
+from services import Served, services
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty working directory of the command, with a cache of its own and no key in the environment."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    for name in ("MLFLOW_TRACKING_URI", "RAYTRIEVER_RUNS", "RAY_ADDRESS", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def letters(tiny_dataset: Path, tmp_path: Path) -> Path:
+    """Copy of the tiny data set: 160 documents and queries, 96 + 32 + 32 judgements."""
+    return Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Start a service of chat completions and embeddings; flags of `llm_server.py` as keywords."""
+    with services(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture

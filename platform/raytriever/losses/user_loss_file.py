@@ -138,7 +138,7 @@ def _run(file: Path, text: str) -> ModuleType:
     sys.path.insert(0, folder)
     try:
         with errors_of(file):
-            exec(compile(text, str(file), "exec"), module.__dict__)
+            exec(compile(text, str(file), "exec"), module.__dict__)  # noqa: S102 - a loss that the user wrote and named
     finally:
         sys.path.remove(folder)
     return module

@@ -156,7 +156,7 @@ def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[t
             if not line.endswith(b"\n") or (size is not None and offset > size):
                 return
             try:
-                entry = json.loads(line)
+                entry = json.loads(line)  # noqa: TID251 - what does not fit is given to `parse_json`
             except ValueError:
                 continue
             except RecursionError:

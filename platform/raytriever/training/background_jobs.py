@@ -114,7 +114,7 @@ def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMess
 
 def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     """Broadcast the first worker's JSON value to all workers; all workers call it."""
-    return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
+    return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])  # noqa: TID251 - ours
 
 
 class BackgroundJob(ABC):

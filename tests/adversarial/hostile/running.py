@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from hostile.case import CANARY, Case
@@ -43,7 +43,6 @@ class Ended:
     before: frozenset[str]
     after: frozenset[str]
     left: bool
-    seconds: float
 
 
 class Runner:
@@ -55,44 +54,29 @@ class Runner:
     """
 
     def __init__(self, folder: Path, given: dict[str, Path]) -> None:
-        self._folder, self._number = folder, 0
+        self._folder = folder
         self._materials = folder / "materials"
         self._materials.mkdir()
         for name, path in given.items():
             shutil.copytree(path, self._materials / name)
-        self._lock = threading.Lock()
         self._making = threading.Lock()
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
-        reading, writing = os.pipe()
         environment = {**self.environment(folder), "HF_HUB_OFFLINE": "1"}
-        self._server = subprocess.Popen(
-            [sys.executable, str(SERVER), str(writing)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-            pass_fds=[writing],
-            text=True,
-        )
-        os.close(writing)
-        self._answers = os.fdopen(reading)
-        assert self._answers.readline() == "ready\n", "the server of commands did not start"
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._server = subprocess.Popen([sys.executable, str(SERVER)], stdout=subprocess.PIPE, env=environment)
+        assert self._server.stdout is not None
+        self._port = int(self._server.stdout.readline())
 
     def close(self) -> None:
         """End the server."""
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait(timeout=30)
-        self._listener.join(timeout=30)
-        self._answers.close()
+        self._server.terminate()
+        self._server.communicate(timeout=30)
 
     def run(self, case: Case) -> Ended:
         """Prepare a case's folder, run its command, and collect what it did."""
         with self._making:
             for name in case.materials():
                 self._make(name)
-        folder = self._fresh()
+        folder = Path(mkdtemp(dir=self._folder)) / "here"
+        folder.mkdir()
         for name in case.materials():
             shutil.copytree(self._materials / name, folder / name, symlinks=True)
         for maker in case.make:
@@ -123,7 +107,6 @@ class Runner:
             _open_to_all(folder)
         before = _names(folder)
         out, err = folder.parent / "out", folder.parent / "err"
-        began = time.monotonic()
         if case.shell:
             code, left = self._shell(words, case, folder, environment, out, err)
         else:
@@ -138,7 +121,7 @@ class Runner:
                 seconds=case.seconds,
             )
         texts = (path.read_bytes().decode("utf-8", "backslashreplace") for path in (out, err))
-        return Ended(code, *texts, folder, before, _names(folder), left, time.monotonic() - began)
+        return Ended(code, *texts, folder, before, _names(folder), left)
 
     def _shell(
         self, words: list[str], case: Case, folder: Path, environment: dict[str, str], out: Path, err: Path
@@ -173,28 +156,12 @@ class Runner:
         assert ended.code == 0, f"{case.words} ended with {ended.code}: {ended.err}"
 
     def _ask(self, **request: Any) -> tuple[int | None, bool]:
-        answer: Future[dict[str, Any]] = Future()
-        with self._lock:
-            self._number += 1
-            self._waiting[self._number] = answer
-            assert self._server.stdin is not None
-            self._server.stdin.write(json.dumps({"id": self._number, **request}) + "\n")
-            self._server.stdin.flush()
-        ended = answer.result(timeout=request["seconds"] + 60)
-        return ended["code"], ended["left"]
-
-    def _listen(self) -> None:
-        for line in self._answers:
-            ended = json.loads(line)
-            with self._lock:
-                self._waiting.pop(ended["id"]).set_result(ended)
-
-    def _fresh(self) -> Path:
-        with self._lock:
-            self._number += 1
-            folder = self._folder / str(self._number) / "here"
-        folder.mkdir(parents=True)
-        return folder
+        # A command may leave processes, which the server waits for.
+        with socket.create_connection(("127.0.0.1", self._port), timeout=request["seconds"] + 150) as connection:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile() as answer:
+                code, left = json.loads(answer.readline())
+        return code, left
 
 
 def _filled(text: str, values: dict[str, str]) -> str:

@@ -1,6 +1,6 @@
 """A process that has imported everything heavy and forks once for each command, so that a case takes a moment.
 
-It reads one JSON line a request from standard input and writes one a finished command to file descriptor `argv[1]`.
+It prints its port. A connection is one request: a line of JSON, and a line with the exit code and what was left.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pkgutil
 import resource
 import select
 import signal
+import socketserver
 import sys
 import threading
 import time
@@ -47,9 +48,25 @@ HEAVY = (
 )
 
 
+class Connection(socketserver.StreamRequestHandler):
+    """Runs one command, and waits for it and for what it started."""
+
+    def handle(self) -> None:
+        request = json.loads(self.rfile.readline())
+        child = os.fork()
+        if child == 0:
+            self.server.socket.close()
+            self.connection.close()
+            _command(request)
+        code = _wait(child, request["seconds"])
+        if left := _group_lives(child):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        self.wfile.write(json.dumps([code, left]).encode() + b"\n")
+
+
 def main() -> None:
-    """Import, then serve until standard input ends."""
-    answers = int(sys.argv[1])
+    """Import, then serve until the process is ended."""
     for name in HEAVY:
         importlib.import_module(name)
     import raytriever
@@ -59,31 +76,9 @@ def main() -> None:
             ("raytriever.retrieval.index.approximate.vamana", "raytriever.training.parallel.strategies")
         ):
             importlib.import_module(module.name)
-    os.write(answers, b"ready\n")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # In one write, so that answers of several commands do not mix.
-            os.write(answers, json.dumps(_run(json.loads(line), answers)).encode() + b"\n")
-            os._exit(0)
-    os._exit(0)  # no library that was imported has anything to end
-
-
-def _run(request: dict[str, Any], answers: int) -> dict[str, Any]:
-    """Run one command in a child and wait for it, and for what it started."""
-    began = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        os.close(answers)
-        _command(request)
-    code = _wait(child, request["seconds"])
-    seconds = time.monotonic() - began
-    left = _group_lives(child)
-    if left:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-    return {"id": request["id"], "code": code, "seconds": seconds, "left": left}
+    with socketserver.ForkingTCPServer(("127.0.0.1", 0), Connection) as server:
+        print(server.server_address[1], flush=True)
+        server.serve_forever()
 
 
 def _wait(child: int, seconds: float) -> int | None:

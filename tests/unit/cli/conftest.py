@@ -1,9 +1,8 @@
-"""Fixtures that run the command line in this process, in an empty folder, with a data set that a test may damage."""
+"""Fixtures that run the command line in this process, and documents to import."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,24 +11,6 @@ import pytest
 from raytriever.cli.main import run
 
 _PROGRESS = re.compile(r"/s, \d|: preparing |: prepared before|: \d+ s$|: [\d,]+ rows$")
-
-
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty working directory of the command."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    for name in ("MLFLOW_TRACKING_URI", "RAYTRIEVER_RUNS", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    return folder
-
-
-@pytest.fixture
-def letters(tiny_dataset: Path, tmp_path: Path) -> Path:
-    """Copy of the tiny data set: 160 documents and queries, 96 + 32 + 32 judgements."""
-    return Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from beir import write_beir
 
 from raytriever.core.errors import DataError
 from raytriever.data.prepare.open_dataset import open_dataset
@@ -13,24 +13,10 @@ from raytriever.evaluation.protocol import FOREIGN, Protocol, select_judged_quer
 from raytriever.evaluation.requested_models import OpenPart, add_foreign_questions
 
 
-def write(folder: Path, documents: dict[str, str], queries: dict[str, str], judged: dict[str, str]) -> Path:
-    folder.joinpath("qrels").mkdir(parents=True)
-    for name, texts in (("corpus", documents), ("queries", queries)):
-        rows = (json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts.items())
-        (folder / f"{name}.jsonl").write_text("".join(rows))
-    rows = "".join(f"{query}\t{document}\t1\n" for query, document in judged.items())
-    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}")
-    return folder
-
-
 def test_questions_that_this_data_set_answers_are_left_out(tmp_path: Path) -> None:
-    own = write(tmp_path / "own", {"d": "It is blue.", "e": "It is red."}, {"q": "What is it?"}, {"q": "d"})
-    other = write(
-        tmp_path / "other",
-        {"1": "Bell.", "2": "it is  RED.", "3": "Nobody."},
-        {"a": "what is IT?", "b": "Which color?", "c": "Who called?"},
-        {"a": "1", "b": "2", "c": "3"},
-    )
+    own = write_beir(tmp_path / "own", ["It is blue.", "It is red."], ["What is it?"], test=[(0, 0)])
+    passages, questions = ["Bell.", "it is  RED.", "Nobody."], ["what is IT?", "Which color?", "Who called?"]
+    other = write_beir(tmp_path / "other", passages, questions, test=[(n, n) for n in range(3)])
     dataset = open_dataset(own, ["test"])
     part = OpenPart("own", dataset, {"test": select_judged_queries(dataset, "test", Protocol())})
     lines: list[str] = []

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beir import write_beir
 
 from raytriever.core.errors import DataError
 from raytriever.evaluation.differences.system_significance import pairs_with
@@ -89,11 +90,7 @@ def test_forms_are_measured_from_one_encoding(
 
 
 def test_a_corpus_without_a_sample_is_one_line(job: EvaluationJob, tiny_dataset: Path, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    (small / "qrels").mkdir(parents=True)
-    for file, rows in (("corpus.jsonl", 1), ("queries.jsonl", 1), ("qrels/test.tsv", 1)):
-        lines = (tiny_dataset / file).read_text().splitlines()[: rows + file.endswith("tsv")]
-        (small / file).write_text("\n".join(lines).replace("q128\td128", "q0\td0") + "\n")
+    small = write_beir(tmp_path / "small", ["one"], ["what is one"], test=[(0, 0)])
     changed = replace(job, datasets=describe_datasets([str(small)], "test"), aims=())
     with pytest.raises(DataError, match="small: has no calibration sample for int8, which needs two documents; leave"):
         run_evaluation(changed, tmp_path / "out", False, Tracker, lambda _: None)

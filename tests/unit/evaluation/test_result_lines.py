@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from beir import write_beir
 
 from raytriever.core.errors import ConfigError, DataError
 from raytriever.evaluation.differences.system_significance import collect_marks, pair_rows
@@ -209,15 +209,8 @@ def test_a_caption_names_the_split_of_each_data_set() -> None:
 
 
 def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(tmp_path: Path, own_cache: Path) -> None:
-    folder = tmp_path / "中文"
-    (folder / "qrels").mkdir(parents=True)
     texts = [f"今天天气很好，我们去第{'一二三四五六七八九'[i]}公园散步吧。" for i in range(9)]
-    corpus = "".join(json.dumps({"_id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts))
-    (folder / "corpus.jsonl").write_text(corpus)
-    queries = "".join(json.dumps({"_id": f"q{i}", "text": text[8:14]}) + "\n" for i, text in enumerate(texts))
-    (folder / "queries.jsonl").write_text(queries)
-    rows = "".join(f"q{i}\td{i}\t1\n" for i in range(9))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    folder = write_beir(tmp_path / "中文", texts, [text[8:14] for text in texts], test=[(i, i) for i in range(9)])
     job = EvaluationJob(
         models=read_models(["bm25"], ModelConfig()),
         datasets=describe_datasets([str(folder)], "test", bm25_language="en"),

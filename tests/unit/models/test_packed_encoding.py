@@ -199,25 +199,15 @@ def step(encoder: nn.Module, tokens: TokenBatch) -> list[Tensor]:
     return [embeddings, *(one for one in gradients if one is not None)]
 
 
-@pytest.mark.parametrize("architecture", ["bert", "modernbert"])
-def test_a_packed_batch_is_encoded_without_a_wait(architecture: str) -> None:
+@pytest.mark.parametrize(("architecture", "is_packed"), [("bert", True), ("modernbert", True), ("bert", False)])
+def test_a_batch_is_encoded_without_a_wait(architecture: str, is_packed: bool) -> None:
+    """The mask of a padded batch would have to be looked at."""
     encoder = encoder_of(architecture)
-    _, packed = batches(encoder)
-    with simulated_gpu() as counts:
-        encoder.to(CUDA)
-        tokens = move(packed, lambda tensor: tensor.to(CUDA))
-        counts.reset()
-        step(encoder, tokens)
-        assert not counts.syncs, counts.table()
-
-
-def test_a_padded_batch_is_encoded_without_a_look_at_its_mask() -> None:
-    encoder = encoder_of("bert")
-    padded, _ = batches(encoder)
+    padded, packed = batches(encoder)
     with simulated_gpu() as counts:
         encoder.to(CUDA)
         use_packed_attention(encoder.backbone)
-        tokens = move(padded, lambda tensor: tensor.to(CUDA))
+        tokens = move(packed if is_packed else padded, lambda tensor: tensor.to(CUDA))
         counts.reset()
         step(encoder, tokens)
         assert not counts.syncs, counts.table()

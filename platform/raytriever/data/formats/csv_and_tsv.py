@@ -108,7 +108,7 @@ def texts_in(cell: str) -> str | list[str]:
     if not _LIST.fullmatch(cell.strip()):
         return cell
     with suppress(ValueError, RecursionError):
-        values = json.loads(cell)
+        values = json.loads(cell)  # noqa: TID251 - what is no list stays text
         if all(isinstance(value, str) for value in values):
             return [encodable(value, "list") for value in values]
     try:

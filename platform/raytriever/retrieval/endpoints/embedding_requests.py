@@ -32,7 +32,7 @@ def read_vectors(body: bytes, texts: Sequence[str]) -> Vectors:
         ServiceError: there is not exactly one vector for each text, or vectors are not finite or differ in width.
     """
     try:
-        whole = json.loads(body)
+        whole = json.loads(body)  # noqa: TID251 - every error is caught
         rows, usage = whole["data"], whole.get("usage") or {}
         places = [row.get("index", number) for number, row in enumerate(rows)]
         vectors = [_vector(row["embedding"]) for row in rows]

@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
-from raytriever.data.formats.csv_tables import TableFile
+from raytriever.data.formats.csv_and_tsv import TableFile
 from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
 from raytriever.data.formats.known_formats import recognize
 from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from tiny_models import write_cross_encoder
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
@@ -31,13 +30,4 @@ def vectors(dataset: RetrievalDataset) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def cross_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    folder = tmp_path_factory.mktemp("judge") / "judge"
-    shutil.copytree(tiny_encoder, folder)
-    (folder / "model.safetensors").unlink()
-    torch.manual_seed(1)
-    config = BertConfig.from_pretrained(tiny_encoder)
-    config.num_labels = 1
-    BertForSequenceClassification(config).save_pretrained(folder)
-    return folder
+    return write_cross_encoder(tiny_encoder, tmp_path_factory.mktemp("judge") / "judge")

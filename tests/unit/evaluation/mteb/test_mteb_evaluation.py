@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beir import write_beir
 
 import raytriever as rt
 from raytriever.core.errors import ConfigError
@@ -132,14 +133,9 @@ def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[An
 
 
 def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    (other / "qrels").mkdir(parents=True)
-    (other / "corpus.jsonl").write_text(json.dumps({"_id": "a", "text": "far away"}) + "\n")
-    questions = [json.dumps({"_id": f"{split}{row}", "text": f"{split} {row}"}) for split in SPLITS for row in range(9)]
-    (other / "queries.jsonl").write_text("\n".join(questions))
-    for split in SPLITS:
-        rows = [f"{split}{row}\ta\t1" for row in range(9)]
-        (other / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
+    questions = [f"{split} {row}" for split in SPLITS for row in range(9)]
+    judged = {split: [(9 * n + row, 0) for row in range(9)] for n, split in enumerate(SPLITS)}
+    other = write_beir(tmp_path / "other", ["far away"], questions, **judged)
     made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("answered", 0.5)]}
     made |= {"removed": 0.5, "foreign": [str(other)]}
     results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", **made)

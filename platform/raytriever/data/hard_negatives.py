@@ -124,7 +124,9 @@ class NegativesTable:
         counts = np.concatenate([np.diff(table.offsets) for table in tables])
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         documents = [table.documents + start for table, start in zip(tables, document_starts, strict=True)]
-        columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in TABLE_COLUMNS[1:]}
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(table, name) for table in tables]) for name in TABLE_COLUMNS[1:]
+        }
         left_out = {name: sum(getattr(table, name) for table in tables) for name in ("relevant", "repeated")}
         return cls(offsets=offsets, documents=np.concatenate(documents), **left_out, **columns)
 

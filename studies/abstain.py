@@ -1,7 +1,9 @@
 """Selective retrieval: does training improve the decision to show the best document or nothing?
 
     python studies/abstain.py questions PACKS [--output packs/abstain]
-    raytriever study studies/abstain.yaml --output DIR
+    raytriever study studies/abstain.yaml --output DIR --seeds 1
+    python studies/abstain.py choose DIR > abstain.yaml
+    raytriever study abstain.yaml --output DIR
     python studies/abstain.py analyze DIR
 
 A person gets the best document of a question if its confidence reaches one threshold, and otherwise nothing. The study
@@ -11,11 +13,11 @@ asks whether any training improves this decision beyond the encoder as published
   asked about the same questions; in the row of BM25 its features describe its own ranking.
 - Trainings: contrastive loss (CL), MW, CoSENT, binary cross-entropy (BCE), and two weighted sums (MW+CL, MW+BCE), each
   at two temperatures, on a mixture of all data sets.
-- Choice: for each loss and seed, the arm whose best confidence has the lowest AURC on the dev questions of all data
-  sets in one pool is the row of the loss. These dev questions also choose and fit the confidence, and choose
-  its threshold. Where a value was fitted on dev, dev itself is scored out of fold. Figures are those of test questions.
+- Choice: for each loss, the arm whose best confidence has the lowest AURC with seed 0, on the dev questions of all data
+  sets in one pool, is the row of the loss. These dev questions also choose and fit the confidence of each seed, and
+  choose its threshold. Where a value was fitted on dev, dev is scored out of fold. Figures are those of test questions.
 
-The claims were written before the first run of this study, those of CoSENT and BCE before theirs. Metrics, each on the
+The claims were written before the run. Metrics, each on the
 test questions of a data set, or of all data sets in one pool (`all`):
 
 - `aurc`, `aurc_best`: area under the risk-coverage curve by the score of the best document, and by the best confidence;
@@ -37,13 +39,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from analysis import Analysis, analyse
+from analysis import Analysis, analyse, choose_arm, read_arms
 from measures import POOLED
 from questions import StudySize, StudySource, write_questions
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.terminal import markdown_table
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.differences.differences_by_seed import ABOVE, BELOW, SeededResults, format_outcome
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.results import EVALUATION
 from raytriever.experiments.study.claims import (
     DID_NOT,
@@ -59,7 +62,7 @@ from raytriever.experiments.study.claims import (
 from raytriever.experiments.study.definition import Study
 from raytriever.experiments.study.outcome import seeds_of
 from raytriever.experiments.study.study_file import load_study
-from raytriever.experiments.study.train_arm import arm_folder
+from raytriever.experiments.study.train_arm import arm_folder, is_finished
 
 FILE = Path(__file__).with_name("abstain.yaml")
 SUM, UNTRAINED, DEV_SUFFIX = "MW+CL", "MiniLM, untrained", " dev"
@@ -95,23 +98,38 @@ def candidates_of(study: Study) -> dict[str, list[str]]:
 
 def read_evaluations(study: Study, folder: Path) -> dict[str, dict[int | None, Path]]:
     """Return the evaluation directories of all finished seeds of a study by row and seed, None if untrained."""
-    seeds = len(list((folder / "arms" / study.arms[-1].name).glob("seed-*/metrics.json")))
-    return {
-        arm.row: {
-            seed if arm.curriculum else None: arm_folder(folder, arm, seed) / EVALUATION
-            for seed in seeds_of(arm, seeds)
+    evaluations = {}
+    for arm in study.arms:
+        folders = {seed: arm_folder(folder, arm, seed) for seed in seeds_of(arm, study.seeds)}
+        evaluations[arm.row] = {
+            seed if arm.curriculum else None: one / EVALUATION for seed, one in folders.items() if is_finished(one)
         }
-        for arm in study.arms
-    }
+    return evaluations
+
+
+def _datasets_of(study: Study) -> dict[str, tuple[EvaluationDataset, EvaluationDataset]]:
+    """Return the test and dev questions of each data set."""
+    by_name = study.arms[0].datasets
+    return {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}
+
+
+def choose(file: Path, folder: Path) -> str:
+    """Return the text of the study's file with one arm of each loss, which the first seed's dev questions choose."""
+    study = load_study(file)
+    arms = read_arms(_datasets_of(study), read_evaluations(study, folder))
+    dropped: set[str] = set()
+    for rows in candidates_of(study).values():
+        dropped |= set(rows) - {choose_arm({row: arms[row] for row in rows})}
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if line.strip().partition(": {loss:")[0] not in dropped)
 
 
 def analyze(file: Path, folder: Path) -> Analysis:
     """Analyze a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
     study = load_study(file)
-    by_name = study.arms[0].datasets
-    datasets = {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}
-    untrained = [arm.row for arm in study.arms if arm.curriculum is None]
-    analysis = analyse(datasets, untrained, candidates_of(study), UNTRAINED, read_evaluations(study, folder))
+    datasets = _datasets_of(study)
+    arms = read_arms(datasets, read_evaluations(study, folder))
+    analysis = analyse(arms, candidates_of(study), UNTRAINED)
     claims = claims_of(list(datasets))
     verdicts = [(claim, claim.verdict(analysis.results)) for claim in claims]
     rows = [[claim.text, claim.source, one.word, one.because] for claim, one in verdicts]
@@ -134,27 +152,39 @@ _BEFORE, _PROMISE = "stated before the run", "promise of MW, section 3"
 def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
     """Return the claims; `datasets` are the names of the data sets, without the pool."""
     beyond = "has a lower AURC by its best confidence than the encoder as published by its own, in one pool"
+    score, losses = "has a lower AURC by its score", ("CL", "MW", "CoSENT", "BCE", SUM, "MW+BCE")
     return (
-        *(Claim(f"{row} {beyond}", _BEFORE, _lower(row, UNTRAINED, "aurc_best")) for row in ("MW", SUM, "CL")),
-        Claim(
-            f"{SUM} has a lower AURC than MW and than CL, each by its best confidence, in one pool",
-            _BEFORE,
-            every(_lower(SUM, "MW", "aurc_best"), _lower(SUM, "CL", "aurc_best")),
+        *(Claim(f"{row} {beyond}", _BEFORE, _lower(row, UNTRAINED, "aurc_best")) for row in losses),
+        *(
+            Claim(
+                f"{one}+{other} has a lower AURC than {one} and than {other}, each by its best confidence, in one pool",
+                _BEFORE,
+                every(*(_lower(f"{one}+{other}", part, "aurc_best") for part in (one, other))),
+            )
+            for one, other in (("MW", "CL"), ("MW", "BCE"))
         ),
         Claim(
             "`combined` has a lower AURC than the score in one pool, for the trained rows and the encoder as published",
             _BEFORE,
-            every(*(_positive(row, "combined_gain") for row in (UNTRAINED, "CL", "MW", SUM))),
+            every(*(_positive(row, "combined_gain") for row in (UNTRAINED, *losses))),
         ),
-        Claim("By its score alone MW has a lower AURC than CL, in one pool", _PROMISE, _lower("MW", "CL", "aurc")),
+        Claim(f"MW {score} than CL, in one pool", _PROMISE, _lower("MW", "CL", "aurc")),
+        *(
+            Claim(f"{row} {score} than CL, in one pool", _BEFORE, _lower(row, "CL", "aurc"))
+            for row in ("CoSENT", "BCE")
+        ),
         Claim(
-            "A threshold of the score that was chosen on another data set costs MW less F1 than CL, on average",
-            _PROMISE,
-            above_on_average("CL", "MW", ("transfer_loss",), datasets),
+            f"MW {score} than CoSENT and than BCE, in one pool",
+            _BEFORE,
+            every(_lower("MW", "CoSENT", "aurc"), _lower("MW", "BCE", "aurc")),
         ),
         *(
-            Claim(f"By its score alone {row} has a lower AURC than CL, in one pool", _BEFORE, _lower(row, "CL", "aurc"))
-            for row in ("CoSENT", "BCE")
+            Claim(
+                f"A threshold of the score that was chosen on another data set costs {row} less F1 than CL, on average",
+                _PROMISE if row == "MW" else _BEFORE,
+                above_on_average("CL", row, ("transfer_loss",), datasets),
+            )
+            for row in ("MW", "CoSENT", "BCE")
         ),
         Claim(
             "MW shows a document for fewer questions with a replaced entity than the encoder as published, in one pool",
@@ -188,9 +218,13 @@ def main() -> None:
     questions.add_argument("--output", type=Path, default=Path("packs/abstain"), metavar="DIR")
     analysis = commands.add_parser("analyze", help="analyse the output of `raytriever study`")
     analysis.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study studies/abstain.yaml`")
+    chosen = commands.add_parser("choose", help="print abstain.yaml with one arm of each loss")
+    chosen.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study ... --seeds 1`")
     arguments = parser.parse_args()
     if arguments.command == "questions":
         write(arguments.packs, arguments.output)
+    elif arguments.command == "choose":
+        print(choose(FILE, arguments.folder), end="")
     else:
         analyze(FILE, arguments.folder)
         print((arguments.folder / "abstain.md").read_text(encoding="utf-8"))

@@ -11,6 +11,8 @@ asks whether any training improves this decision beyond the encoder as published
 
 - Questions with and without an answer: `questions`. Confidences: `metrics.answer_confidence`. For `combined`, BM25 is
   asked about the same questions; in the row of BM25 its features describe its own ranking.
+- Ranking: AUC (against the 500 best others of each query) and nDCG@10 on three data sets of the training and on three
+  others, of the same encoders.
 - Trainings: contrastive loss (CL), MW, CoSENT, binary cross-entropy (BCE), and two weighted sums (MW+CL, MW+BCE), each
   at two temperatures, on a mixture of all data sets.
 - Choice: for each loss, the arm whose best confidence has the lowest AURC with seed 0, on the dev questions of all data
@@ -58,6 +60,7 @@ from raytriever.experiments.study.claims import (
     above,
     above_on_average,
     every,
+    no_worse_on_average,
 )
 from raytriever.experiments.study.definition import Study
 from raytriever.experiments.study.outcome import seeds_of
@@ -65,6 +68,9 @@ from raytriever.experiments.study.study_file import load_study
 from raytriever.experiments.study.train_arm import arm_folder, is_finished
 
 FILE = Path(__file__).with_name("abstain.yaml")
+# Data sets whose AUC and nDCG are measured.
+TRAINED_ON = ("SQuAD, ranking", "SciFact, ranking", "MedQuAD, ranking")
+UNSEEN = ("HotpotQA-mini", "Climate-FEVER-evidence", "Cranfield")
 SUM, UNTRAINED, DEV_SUFFIX = "MW+CL", "MiniLM, untrained", " dev"
 _WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
 PACKS = {
@@ -185,6 +191,31 @@ def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
                 above_on_average("CL", row, ("transfer_loss",), datasets),
             )
             for row in ("MW", "CoSENT", "BCE")
+        ),
+        *(
+            Claim(text, _BEFORE, above_on_average(row, other, (metric,), sets))
+            for where, sets in (("the data sets of the training", TRAINED_ON), ("data sets not trained on", UNSEEN))
+            for row, other, metric, text in (
+                *((row, "CL", "auc", f"{row} has a higher AUC than CL on {where}, on average") for row in losses[1:]),
+                *(
+                    (
+                        row,
+                        UNTRAINED,
+                        "ndcg_at_10",
+                        f"{row} has a higher nDCG than the encoder as published on {where}, on average",
+                    )
+                    for row in losses
+                ),
+            )
+        ),
+        *(
+            Claim(
+                f"{row} ranks no worse than CL on {where}, on average (nDCG, down to -.01)",
+                _BEFORE,
+                no_worse_on_average(row, "CL", ("ndcg_at_10",), sets),
+            )
+            for where, sets in (("the data sets of the training", TRAINED_ON), ("data sets not trained on", UNSEEN))
+            for row in losses[1:]
         ),
         Claim(
             "MW shows a document for fewer questions with a replaced entity than the encoder as published, in one pool",

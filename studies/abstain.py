@@ -28,6 +28,8 @@ test questions of a data set, or of all data sets in one pool (`all`):
 - `f1`, `answered`, `shown_removed`, `shown_foreign`, `shown_hard`: at the threshold of the best confidence with the
   highest F1 on the pool, F1, the share of questions with an answer that are shown a relevant document, and the share of
   each kind of questions without an answer that are shown one.
+- `passages_f1`, `over_adaptive`, `over_buffered`, `over_tail`: F1 of all passages whose score reaches the threshold
+  with the highest such F1 on the dev questions of the pool; and that minus the F1 of each rule of `cuts`.
 - `transfer_loss`: F1 by the score at the threshold of the data set's own dev questions, minus the mean F1 at the
   thresholds of the other data sets' dev questions.
 """
@@ -37,17 +39,25 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from analysis import Analysis, analyse, choose_arm, read_arms
-from measures import POOLED
+from measures import GAINS, POOLED
 from questions import StudySize, StudySource, write_questions
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.terminal import markdown_table
 from raytriever.data.prepare.open_dataset import open_dataset
-from raytriever.evaluation.differences.differences_by_seed import ABOVE, BELOW, SeededResults, format_outcome
+from raytriever.evaluation.differences.differences_by_seed import (
+    ABOVE,
+    BELOW,
+    Cell,
+    SeededResults,
+    SeedMetrics,
+    format_outcome,
+)
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.results import EVALUATION
 from raytriever.experiments.study.claims import (
@@ -63,7 +73,7 @@ from raytriever.experiments.study.claims import (
     no_worse_on_average,
 )
 from raytriever.experiments.study.definition import Study
-from raytriever.experiments.study.outcome import seeds_of
+from raytriever.experiments.study.outcome import read_arm, seeds_of
 from raytriever.experiments.study.study_file import load_study
 from raytriever.experiments.study.train_arm import arm_folder, is_finished
 
@@ -71,6 +81,7 @@ FILE = Path(__file__).with_name("abstain.yaml")
 # Data sets whose AUC and nDCG are measured.
 TRAINED_ON = ("SQuAD, ranking", "SciFact, ranking", "MedQuAD, ranking")
 UNSEEN = ("HotpotQA-mini", "Climate-FEVER-evidence", "Cranfield")
+RANKED = (*TRAINED_ON, *UNSEEN)
 SUM, UNTRAINED, DEV_SUFFIX = "MW+CL", "MiniLM, untrained", " dev"
 _WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
 PACKS = {
@@ -119,6 +130,38 @@ def _datasets_of(study: Study) -> dict[str, tuple[EvaluationDataset, EvaluationD
     return {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}
 
 
+def read_ranking(study: Study, folder: Path, chosen: Mapping[str, str]) -> SeededResults:
+    """Return the metrics of `RANKED` by row and data set, of the arms that are the rows of losses and of the others."""
+    losses = {arm: loss for loss, arm in chosen.items()}
+    evaluations = read_evaluations(study, folder)
+    cells: dict[Cell, list[SeedMetrics]] = {}
+    for arm in study.arms:
+        some = {name: one for name, one in arm.datasets.items() if name in RANKED}
+        if some and (arm.curriculum is None or arm.row in losses):
+            for seed, evaluation in evaluations[arm.row].items():
+                for name, metrics in read_arm(replace(arm, datasets=some), evaluation.parent, seed or 0).items():
+                    cells.setdefault((losses.get(arm.row, arm.row), name), []).append(metrics)
+    return SeededResults(cells)
+
+
+def _ranking_table(ranking: SeededResults) -> list[list[str]]:
+    table = [["row", "metric", *ranking.datasets]]
+    for metric in ("auc", "ndcg_at_10"):
+        for row in ranking.rows:
+            values = (ranking.values(row, name, metric) * 100 for name in ranking.datasets)
+            table.append(
+                [
+                    row,
+                    metric,
+                    *(
+                        f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" if len(one) > 1 else f"{one[0]:.2f}"
+                        for one in values
+                    ),
+                ]
+            )
+    return table
+
+
 def choose(file: Path, folder: Path) -> str:
     """Return the text of the study's file with one arm of each loss, which the first seed's dev questions choose."""
     study = load_study(file)
@@ -136,15 +179,25 @@ def analyze(file: Path, folder: Path) -> Analysis:
     datasets = _datasets_of(study)
     arms = read_arms(datasets, read_evaluations(study, folder))
     analysis = analyse(arms, candidates_of(study), UNTRAINED)
+    ranking = read_ranking(study, folder, analysis.content["chosen arms"])
+    results = SeededResults({**analysis.results.cells, **ranking.cells})
     claims = claims_of(list(datasets))
-    verdicts = [(claim, claim.verdict(analysis.results)) for claim in claims]
+    verdicts = [(claim, claim.verdict(results)) for claim in claims]
     rows = [[claim.text, claim.source, one.word, one.because] for claim, one in verdicts]
-    tables = {**analysis.tables, "Claims": [["claim", "source", "verdict", "values"], *rows]}
+    tables = {
+        **analysis.tables,
+        "AUC and nDCG@10": _ranking_table(ranking),
+        "Claims": [["claim", "source", "verdict", "values"], *rows],
+    }
     text = f"# {study.title}\n" + "".join(f"\n## {title}\n\n{markdown_table(one)}" for title, one in tables.items())
     captions = analysis.draw(folder)
     text += "".join(f"\n![{caption}]({name})\n" for name, caption in captions.items())
     content = {
         **analysis.content,
+        "ranking": {
+            row: {name: [one.metrics for one in ranking.cells[row, name]] for name in ranking.datasets}
+            for row in ranking.rows
+        },
         "claims": [dict(zip(("text", "source", "verdict"), row, strict=False)) for row in rows],
     }
     write_atomically(folder / "abstain.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -216,6 +269,15 @@ def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
             )
             for where, sets in (("the data sets of the training", TRAINED_ON), ("data sets not trained on", UNSEEN))
             for row in losses[1:]
+        ),
+        *(
+            Claim(
+                f"One threshold of the score has a higher F1 of kept passages than {rule}, in one pool, for the trained"
+                " rows and the encoder as published",
+                _BEFORE,
+                every(*(_positive(row, metric) for row in (UNTRAINED, *losses))),
+            )
+            for metric, rule in GAINS.items()
         ),
         Claim(
             "MW shows a document for fewer questions with a replaced entity than the encoder as published, in one pool",

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from measures import POOLED, QuestionReader, SystemMeasures, of_all
+from cuts import figures
+from measures import GAINS, POOLED, QuestionReader, SystemMeasures, of_all
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
@@ -37,6 +38,8 @@ _TITLES = {
     "shown_removed": (3, "Share shown, answer removed, lower is better"),
     "shown_foreign": (3, "Share shown, of another domain, lower is better"),
     "shown_hard": (3, "Share shown, entity replaced, lower is better"),
+    "passages_f1": (3, "F1 of all passages whose score reaches one threshold"),
+    **{metric: (3, f"this F1 minus that of {rule}") for metric, rule in GAINS.items()},
     "transfer_loss": (4, "F1 by the score lost at thresholds of other data sets, lower is better"),
 }
 
@@ -82,14 +85,15 @@ def read_arms(
         datasets: test and dev questions of each data set.
         evaluations: directories by row and seed.
     """
-    parts: dict[str, dict[int | None, list[dict[str, Any]]]] = {}
+    parts: dict[str, dict[int | None, tuple[dict[str, Any], ...]]] = {}
     for name, (test, dev) in datasets.items():
         reader = QuestionReader(open_dataset(test.sources[0], [test.split], max_bad_rows=1.0))
         for row, seeds in evaluations.items():
             for seed, folder in seeds.items():
-                pair = parts.setdefault(row, {}).setdefault(seed, [{}, {}])
-                pair[0][name], pair[1][name] = reader.read(folder, dev.name), reader.read(folder, test.name)
-    return {row: {seed: SystemMeasures(*pair) for seed, pair in seeds.items()} for row, seeds in parts.items()}
+                four = parts.setdefault(row, {}).setdefault(seed, ({}, {}, {}, {}))
+                four[0][name], four[2][name] = reader.read(folder, dev.name)
+                four[1][name], four[3][name] = reader.read(folder, test.name)
+    return {row: {seed: SystemMeasures(*four) for seed, four in seeds.items()} for row, seeds in parts.items()}
 
 
 def analyse(arms: Mapping[str, BySeed], candidates: Mapping[str, Sequence[str]], baseline: str) -> Analysis:
@@ -116,6 +120,7 @@ def analyse(arms: Mapping[str, BySeed], candidates: Mapping[str, Sequence[str]],
             for source in one.all_dev
         }
     )
+    rules = measured.means(lambda one: {rule: figures(kept) for rule, kept in one.kept[POOLED].items()})
     of_arms = {row: _of_arm(seeds) for row, seeds in arms.items()}
     content = {
         "confidence": 0.95,
@@ -127,6 +132,7 @@ def analyse(arms: Mapping[str, BySeed], candidates: Mapping[str, Sequence[str]],
         "best confidence": best,
         "aurc by confidence": areas,
         "f1 by source and target": transfer,
+        "passages kept by rule": rules,
     }
     return Analysis(
         measured.results(),
@@ -141,6 +147,14 @@ def analyse(arms: Mapping[str, BySeed], candidates: Mapping[str, Sequence[str]],
                 *(
                     [row, *(value_text("aurc", one[name]) for name in NAMES), ", ".join(dict.fromkeys(best[row]))]
                     for row, one in areas.items()
+                ),
+            ],
+            "Passages kept of each ranking, all data sets in one pool": [
+                ["row", "rule", *next(iter(next(iter(rules.values())).values()))],
+                *(
+                    [row, rule, *(f"{value:.3f}" for value in one.values())]
+                    for row, by_rule in rules.items()
+                    for rule, one in by_rule.items()
                 ),
             ],
             "F1 on test questions by the score, by the dev questions that chose the threshold": [

@@ -1,7 +1,9 @@
 """Selective retrieval: does training improve the decision to show the best document or nothing?
 
     python studies/abstain.py questions PACKS [--output packs/abstain]
-    raytriever study studies/abstain.yaml --output DIR
+    raytriever study studies/abstain.yaml --output DIR --seeds 1
+    python studies/abstain.py choose DIR > abstain.yaml
+    raytriever study abstain.yaml --output DIR
     python studies/abstain.py analyze DIR
 
 A person gets the best document of a question if its confidence reaches one threshold, and otherwise nothing. The study
@@ -9,13 +11,15 @@ asks whether any training improves this decision beyond the encoder as published
 
 - Questions with and without an answer: `questions`. Confidences: `metrics.answer_confidence`. For `combined`, BM25 is
   asked about the same questions; in the row of BM25 its features describe its own ranking.
+- Ranking: AUC (against the 500 best others of each query) and nDCG@10 on three data sets of the training and on three
+  others, of the same encoders.
 - Trainings: contrastive loss (CL), MW, CoSENT, binary cross-entropy (BCE), and two weighted sums (MW+CL, MW+BCE), each
   at two temperatures, on a mixture of all data sets.
-- Choice: for each loss and seed, the arm whose best confidence has the lowest AURC on the dev questions of all data
-  sets in one pool is the row of the loss. These dev questions also choose and fit the confidence, and choose
-  its threshold. Where a value was fitted on dev, dev itself is scored out of fold. Figures are those of test questions.
+- Choice: for each loss, the arm whose best confidence has the lowest AURC with seed 0, on the dev questions of all data
+  sets in one pool, is the row of the loss. These dev questions also choose and fit the confidence of each seed, and
+  choose its threshold. Where a value was fitted on dev, dev is scored out of fold. Figures are those of test questions.
 
-The claims were written before the first run of this study, those of CoSENT and BCE before theirs. Metrics, each on the
+The claims were written before the run. Metrics, each on the
 test questions of a data set, or of all data sets in one pool (`all`):
 
 - `aurc`, `aurc_best`: area under the risk-coverage curve by the score of the best document, and by the best confidence;
@@ -24,6 +28,8 @@ test questions of a data set, or of all data sets in one pool (`all`):
 - `f1`, `answered`, `shown_removed`, `shown_foreign`, `shown_hard`: at the threshold of the best confidence with the
   highest F1 on the pool, F1, the share of questions with an answer that are shown a relevant document, and the share of
   each kind of questions without an answer that are shown one.
+- `passages_f1`, `over_adaptive`, `over_buffered`, `over_tail`: F1 of all passages whose score reaches the threshold
+  with the highest such F1 on the dev questions of the pool; and that minus the F1 of each rule of `cuts`.
 - `transfer_loss`: F1 by the score at the threshold of the data set's own dev questions, minus the mean F1 at the
   thresholds of the other data sets' dev questions.
 """
@@ -33,17 +39,26 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from analysis import Analysis, analyse
-from measures import POOLED
+from analysis import Analysis, analyse, choose_arm, read_arms
+from measures import GAINS, POOLED
 from questions import StudySize, StudySource, write_questions
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.terminal import markdown_table
 from raytriever.data.prepare.open_dataset import open_dataset
-from raytriever.evaluation.differences.differences_by_seed import ABOVE, BELOW, SeededResults, format_outcome
+from raytriever.evaluation.differences.differences_by_seed import (
+    ABOVE,
+    BELOW,
+    Cell,
+    SeededResults,
+    SeedMetrics,
+    format_outcome,
+)
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.results import EVALUATION
 from raytriever.experiments.study.claims import (
     DID_NOT,
@@ -55,12 +70,17 @@ from raytriever.experiments.study.claims import (
     above,
     above_on_average,
     every,
+    no_worse_on_average,
 )
-from raytriever.experiments.study.outcome import seeds_of
+from raytriever.experiments.study.outcome import read_arm, seeds_of
 from raytriever.experiments.study.study_file import Study, load_study
-from raytriever.experiments.study.train_arm import arm_folder
+from raytriever.experiments.study.train_arm import arm_folder, is_finished
 
 FILE = Path(__file__).with_name("abstain.yaml")
+# Data sets whose AUC and nDCG are measured.
+TRAINED_ON = ("SQuAD, ranking", "SciFact, ranking", "MedQuAD, ranking")
+UNSEEN = ("HotpotQA-mini", "Climate-FEVER-evidence", "Cranfield")
+RANKED = (*TRAINED_ON, *UNSEEN)
 SUM, UNTRAINED, DEV_SUFFIX = "MW+CL", "MiniLM, untrained", " dev"
 _WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
 PACKS = {
@@ -94,32 +114,89 @@ def candidates_of(study: Study) -> dict[str, list[str]]:
 
 def read_evaluations(study: Study, folder: Path) -> dict[str, dict[int | None, Path]]:
     """Return the evaluation directories of all finished seeds of a study by row and seed, None if untrained."""
-    seeds = len(list((folder / "arms" / study.arms[-1].name).glob("seed-*/metrics.json")))
-    return {
-        arm.row: {
-            seed if arm.curriculum else None: arm_folder(folder, arm, seed) / EVALUATION
-            for seed in seeds_of(arm, seeds)
+    evaluations = {}
+    for arm in study.arms:
+        folders = {seed: arm_folder(folder, arm, seed) for seed in seeds_of(arm, study.seeds)}
+        evaluations[arm.row] = {
+            seed if arm.curriculum else None: one / EVALUATION for seed, one in folders.items() if is_finished(one)
         }
-        for arm in study.arms
-    }
+    return evaluations
+
+
+def _datasets_of(study: Study) -> dict[str, tuple[EvaluationDataset, EvaluationDataset]]:
+    """Return the test and dev questions of each data set."""
+    by_name = study.arms[0].datasets
+    return {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}
+
+
+def read_ranking(study: Study, folder: Path, chosen: Mapping[str, str]) -> SeededResults:
+    """Return the metrics of `RANKED` by row and data set, of the arms that are the rows of losses and of the others."""
+    losses = {arm: loss for loss, arm in chosen.items()}
+    evaluations = read_evaluations(study, folder)
+    cells: dict[Cell, list[SeedMetrics]] = {}
+    for arm in study.arms:
+        some = {name: one for name, one in arm.datasets.items() if name in RANKED}
+        if some and (arm.curriculum is None or arm.row in losses):
+            for seed, evaluation in evaluations[arm.row].items():
+                for name, metrics in read_arm(replace(arm, datasets=some), evaluation.parent, seed or 0).items():
+                    cells.setdefault((losses.get(arm.row, arm.row), name), []).append(metrics)
+    return SeededResults(cells)
+
+
+def _ranking_table(ranking: SeededResults) -> list[list[str]]:
+    table = [["row", "metric", *ranking.datasets]]
+    for metric in ("auc", "ndcg_at_10"):
+        for row in ranking.rows:
+            values = (ranking.values(row, name, metric) * 100 for name in ranking.datasets)
+            table.append(
+                [
+                    row,
+                    metric,
+                    *(
+                        f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" if len(one) > 1 else f"{one[0]:.2f}"
+                        for one in values
+                    ),
+                ]
+            )
+    return table
+
+
+def choose(file: Path, folder: Path) -> str:
+    """Return the text of the study's file with one arm of each loss, which the first seed's dev questions choose."""
+    study = load_study(file)
+    arms = read_arms(_datasets_of(study), read_evaluations(study, folder))
+    dropped: set[str] = set()
+    for rows in candidates_of(study).values():
+        dropped |= set(rows) - {choose_arm({row: arms[row] for row in rows})}
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if line.strip().partition(": {loss:")[0] not in dropped)
 
 
 def analyze(file: Path, folder: Path) -> Analysis:
     """Analyze a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
     study = load_study(file)
-    by_name = study.arms[0].datasets
-    datasets = {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}
-    untrained = [arm.row for arm in study.arms if arm.curriculum is None]
-    analysis = analyse(datasets, untrained, candidates_of(study), UNTRAINED, read_evaluations(study, folder))
+    datasets = _datasets_of(study)
+    arms = read_arms(datasets, read_evaluations(study, folder))
+    analysis = analyse(arms, candidates_of(study), UNTRAINED)
+    ranking = read_ranking(study, folder, analysis.content["chosen arms"])
+    results = SeededResults({**analysis.results.cells, **ranking.cells})
     claims = claims_of(list(datasets))
-    verdicts = [(claim, claim.verdict(analysis.results)) for claim in claims]
+    verdicts = [(claim, claim.verdict(results)) for claim in claims]
     rows = [[claim.text, claim.source, one.word, one.because] for claim, one in verdicts]
-    tables = {**analysis.tables, "Claims": [["claim", "source", "verdict", "values"], *rows]}
+    tables = {
+        **analysis.tables,
+        "AUC and nDCG@10": _ranking_table(ranking),
+        "Claims": [["claim", "source", "verdict", "values"], *rows],
+    }
     text = f"# {study.title}\n" + "".join(f"\n## {title}\n\n{markdown_table(one)}" for title, one in tables.items())
     captions = analysis.draw(folder)
     text += "".join(f"\n![{caption}]({name})\n" for name, caption in captions.items())
     content = {
         **analysis.content,
+        "ranking": {
+            row: {name: [one.metrics for one in ranking.cells[row, name]] for name in ranking.datasets}
+            for row in ranking.rows
+        },
         "claims": [dict(zip(("text", "source", "verdict"), row, strict=False)) for row in rows],
     }
     write_atomically(folder / "abstain.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -133,27 +210,73 @@ _BEFORE, _PROMISE = "stated before the run", "promise of MW, section 3"
 def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
     """Return the claims; `datasets` are the names of the data sets, without the pool."""
     beyond = "has a lower AURC by its best confidence than the encoder as published by its own, in one pool"
+    score, losses = "has a lower AURC by its score", ("CL", "MW", "CoSENT", "BCE", SUM, "MW+BCE")
     return (
-        *(Claim(f"{row} {beyond}", _BEFORE, _lower(row, UNTRAINED, "aurc_best")) for row in ("MW", SUM, "CL")),
-        Claim(
-            f"{SUM} has a lower AURC than MW and than CL, each by its best confidence, in one pool",
-            _BEFORE,
-            every(_lower(SUM, "MW", "aurc_best"), _lower(SUM, "CL", "aurc_best")),
+        *(Claim(f"{row} {beyond}", _BEFORE, _lower(row, UNTRAINED, "aurc_best")) for row in losses),
+        *(
+            Claim(
+                f"{one}+{other} has a lower AURC than {one} and than {other}, each by its best confidence, in one pool",
+                _BEFORE,
+                every(*(_lower(f"{one}+{other}", part, "aurc_best") for part in (one, other))),
+            )
+            for one, other in (("MW", "CL"), ("MW", "BCE"))
         ),
         Claim(
             "`combined` has a lower AURC than the score in one pool, for the trained rows and the encoder as published",
             _BEFORE,
-            every(*(_positive(row, "combined_gain") for row in (UNTRAINED, "CL", "MW", SUM))),
+            every(*(_positive(row, "combined_gain") for row in (UNTRAINED, *losses))),
         ),
-        Claim("By its score alone MW has a lower AURC than CL, in one pool", _PROMISE, _lower("MW", "CL", "aurc")),
+        Claim(f"MW {score} than CL, in one pool", _PROMISE, _lower("MW", "CL", "aurc")),
+        *(
+            Claim(f"{row} {score} than CL, in one pool", _BEFORE, _lower(row, "CL", "aurc"))
+            for row in ("CoSENT", "BCE")
+        ),
         Claim(
-            "A threshold of the score that was chosen on another data set costs MW less F1 than CL, on average",
-            _PROMISE,
-            above_on_average("CL", "MW", ("transfer_loss",), datasets),
+            f"MW {score} than CoSENT and than BCE, in one pool",
+            _BEFORE,
+            every(_lower("MW", "CoSENT", "aurc"), _lower("MW", "BCE", "aurc")),
         ),
         *(
-            Claim(f"By its score alone {row} has a lower AURC than CL, in one pool", _BEFORE, _lower(row, "CL", "aurc"))
-            for row in ("CoSENT", "BCE")
+            Claim(
+                f"A threshold of the score that was chosen on another data set costs {row} less F1 than CL, on average",
+                _PROMISE if row == "MW" else _BEFORE,
+                above_on_average("CL", row, ("transfer_loss",), datasets),
+            )
+            for row in ("MW", "CoSENT", "BCE")
+        ),
+        *(
+            Claim(text, _BEFORE, above_on_average(row, other, (metric,), sets))
+            for where, sets in (("the data sets of the training", TRAINED_ON), ("data sets not trained on", UNSEEN))
+            for row, other, metric, text in (
+                *((row, "CL", "auc", f"{row} has a higher AUC than CL on {where}, on average") for row in losses[1:]),
+                *(
+                    (
+                        row,
+                        UNTRAINED,
+                        "ndcg_at_10",
+                        f"{row} has a higher nDCG than the encoder as published on {where}, on average",
+                    )
+                    for row in losses
+                ),
+            )
+        ),
+        *(
+            Claim(
+                f"{row} ranks no worse than CL on {where}, on average (nDCG, down to -.01)",
+                _BEFORE,
+                no_worse_on_average(row, "CL", ("ndcg_at_10",), sets),
+            )
+            for where, sets in (("the data sets of the training", TRAINED_ON), ("data sets not trained on", UNSEEN))
+            for row in losses[1:]
+        ),
+        *(
+            Claim(
+                f"One threshold of the score has a higher F1 of kept passages than {rule}, in one pool, for the trained"
+                " rows and the encoder as published",
+                _BEFORE,
+                every(*(_positive(row, metric) for row in (UNTRAINED, *losses))),
+            )
+            for metric, rule in GAINS.items()
         ),
         Claim(
             "MW shows a document for fewer questions with a replaced entity than the encoder as published, in one pool",
@@ -187,9 +310,13 @@ def main() -> None:
     questions.add_argument("--output", type=Path, default=Path("packs/abstain"), metavar="DIR")
     analysis = commands.add_parser("analyze", help="analyse the output of `raytriever study`")
     analysis.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study studies/abstain.yaml`")
+    chosen = commands.add_parser("choose", help="print abstain.yaml with one arm of each loss")
+    chosen.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study ... --seeds 1`")
     arguments = parser.parse_args()
     if arguments.command == "questions":
         write(arguments.packs, arguments.output)
+    elif arguments.command == "choose":
+        print(choose(FILE, arguments.folder), end="")
     else:
         analyze(FILE, arguments.folder)
         print((arguments.folder / "abstain.md").read_text(encoding="utf-8"))

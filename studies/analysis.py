@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from measures import POOLED, QuestionReader, SystemMeasures, of_all
+from cuts import figures
+from measures import GAINS, POOLED, QuestionReader, SystemMeasures, of_all
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
@@ -38,6 +39,8 @@ _TITLES = {
     "shown_removed": (3, "Share shown, answer removed, lower is better"),
     "shown_foreign": (3, "Share shown, of another domain, lower is better"),
     "shown_hard": (3, "Share shown, entity replaced, lower is better"),
+    "passages_f1": (3, "F1 of all passages whose score reaches one threshold"),
+    **{metric: (3, f"this F1 minus that of {rule}") for metric, rule in GAINS.items()},
     "transfer_loss": (4, "F1 by the score lost at thresholds of other data sets, lower is better"),
 }
 
@@ -73,35 +76,39 @@ def value_text(metric: str, value: float) -> str:
     return f"{value:.{_TITLES[metric][0]}f}" if math.isfinite(value) else "-"
 
 
-def analyse(
+def read_arms(
     datasets: Mapping[str, tuple[EvaluationDataset, EvaluationDataset]],
-    untrained: Sequence[str],
-    candidates: Mapping[str, Sequence[str]],
-    baseline: str,
     evaluations: Mapping[str, Mapping[int | None, Path]],
-) -> Analysis:
-    """Analyze the evaluations of all arms.
+) -> dict[str, BySeed]:
+    """Read the measures of arms by row and seed.
 
     Args:
         datasets: test and dev questions of each data set.
-        candidates: rows of the arms of each loss; for each seed the one with the lowest AURC by its best confidence on
-            the dev questions of the pool becomes the row of the loss.
         evaluations: directories by row and seed.
     """
-    names = list(datasets)
-    arms: dict[str, dict[int | None, SystemMeasures]] = {}
-    parts: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    parts: dict[str, dict[int | None, tuple[dict[str, Any], ...]]] = {}
     for name, (test, dev) in datasets.items():
         reader = QuestionReader(open_dataset(test.sources[0], [test.split], max_bad_rows=1.0))
-        for row in (*untrained, *(arm for some in candidates.values() for arm in some)):
-            for seed, folder in evaluations[row].items():
-                pair = parts.setdefault((row, seed), [{}, {}])
-                pair[0][name], pair[1][name] = reader.read(folder, dev.name), reader.read(folder, test.name)
-    for (row, seed), pair in parts.items():
-        arms.setdefault(row, {})[seed] = SystemMeasures(*pair)
-    chosen = {loss: choose_arms({arm: arms[arm] for arm in some}) for loss, some in candidates.items()}
-    rows: dict[str, BySeed] = {row: arms[row] for row in untrained}
-    rows |= {loss: {seed: arms[arm][seed] for seed, arm in by_seed.items()} for loss, by_seed in chosen.items()}
+        for row, seeds in evaluations.items():
+            for seed, folder in seeds.items():
+                four = parts.setdefault(row, {}).setdefault(seed, ({}, {}, {}, {}))
+                four[0][name], four[2][name] = reader.read(folder, dev.name)
+                four[1][name], four[3][name] = reader.read(folder, test.name)
+    return {row: {seed: SystemMeasures(*four) for seed, four in seeds.items()} for row, seeds in parts.items()}
+
+
+def analyse(arms: Mapping[str, BySeed], candidates: Mapping[str, Sequence[str]], baseline: str) -> Analysis:
+    """Analyze the measures of all arms.
+
+    Args:
+        candidates: rows of the arms of each loss, of which `choose_arm` chooses the row of the loss; the other rows are
+            encoders as they are.
+    """
+    names = list(next(iter(next(iter(arms.values())).values())).test)
+    chosen = {loss: choose_arm({arm: arms[arm] for arm in some}) for loss, some in candidates.items()}
+    trained = {arm for some in candidates.values() for arm in some}
+    rows = {row: seeds for row, seeds in arms.items() if row not in trained}
+    rows |= {loss: arms[arm] for loss, arm in chosen.items()}
     measured = _Measured(rows, names)
     intervals, differences = measured.intervals(), measured.intervals(baseline)
     best = {row: [one.best for one in seeds.values()] for row, seeds in rows.items()}
@@ -114,6 +121,7 @@ def analyse(
             for source in one.all_dev
         }
     )
+    rules = measured.means(lambda one: {rule: figures(kept) for rule, kept in one.kept[POOLED].items()})
     of_arms = {row: _of_arm(seeds) for row, seeds in arms.items()}
     content = {
         "confidence": 0.95,
@@ -121,10 +129,11 @@ def analyse(
         "intervals": intervals,
         f"minus {baseline}": differences,
         "arms": of_arms,
-        "chosen arms": {loss: list(by_seed.values()) for loss, by_seed in chosen.items()},
+        "chosen arms": chosen,
         "best confidence": best,
         "aurc by confidence": areas,
         "f1 by source and target": transfer,
+        "passages kept by rule": rules,
     }
     return Analysis(
         measured.results(),
@@ -133,12 +142,20 @@ def analyse(
             f"Difference from {baseline}, with 95 % intervals over resampled questions": _interval_table(
                 differences, with_value=True
             ),
-            "Arms: dev questions choose one of each loss and seed": _arms_table(of_arms, chosen),
+            "Arms: dev questions choose one of each loss with the first seed": _arms_table(of_arms, chosen),
             "AURC by confidence, all data sets in one pool": [
                 ["row", *NAMES, "best on dev"],
                 *(
                     [row, *(value_text("aurc", one[name]) for name in NAMES), ", ".join(dict.fromkeys(best[row]))]
                     for row, one in areas.items()
+                ),
+            ],
+            "Passages kept of each ranking, all data sets in one pool": [
+                ["row", "rule", *next(iter(next(iter(rules.values())).values()))],
+                *(
+                    [row, rule, *(f"{value:.3f}" for value in one.values())]
+                    for row, by_rule in rules.items()
+                    for rule, one in by_rule.items()
                 ),
             ],
             "F1 on test questions by the score, by the dev questions that chose the threshold": [
@@ -155,10 +172,9 @@ def analyse(
     )
 
 
-def choose_arms(arms: Mapping[str, BySeed]) -> dict[int | None, str]:
-    """Return for each seed the arm with the lowest AURC by its best confidence on dev; the first of equal ones."""
-    seeds = next(iter(arms.values()))
-    return {seed: min(arms, key=lambda arm: arms[arm][seed].dev_area) for seed in seeds}
+def choose_arm(arms: Mapping[str, BySeed]) -> str:
+    """Return the arm whose first seed has the lowest AURC by its best confidence on dev; the first of equal ones."""
+    return min(arms, key=lambda arm: next(iter(arms[arm].values())).dev_area)
 
 
 def _of_arm(seeds: BySeed) -> dict[str, list[Any]]:
@@ -171,16 +187,13 @@ def _of_arm(seeds: BySeed) -> dict[str, list[Any]]:
     }
 
 
-def _arms_table(
-    arms: Mapping[str, Mapping[str, Sequence[Any]]], chosen: Mapping[str, Mapping[int | None, str]]
-) -> Rows:
+def _arms_table(arms: Mapping[str, Mapping[str, Sequence[Any]]], chosen: Mapping[str, str]) -> Rows:
     titles = ["arm", "seed", "chosen", "best confidence", "AURC on dev"]
     table = [[*titles, f"AURC by the {SCORE}", "AURC by the best confidence", "F1"]]
-    picked = {(arm, seed) for by_seed in chosen.values() for seed, arm in by_seed.items()}
     for arm, one in arms.items():
         for seed, confidence, *values in zip(*one.values(), strict=True):
             texts = map(value_text, ("aurc", "aurc", "aurc", "f1"), values)
-            mark = "yes" if (arm, seed) in picked else ""
+            mark = "yes" if arm in chosen.values() else ""
             table.append([arm, "-" if seed is None else str(seed), mark, confidence, *texts])
     return table
 

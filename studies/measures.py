@@ -9,9 +9,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
+from cuts import ADAPTIVE, BUFFERED, RANKS, TAIL, THRESHOLD, Rankings, best_threshold, cut, set_f1
 from questions import ANSWERABLE, HARD
 from raytriever.core.errors import StorageError
 from raytriever.data.dataset import RetrievalDataset
@@ -36,6 +37,7 @@ from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 from selection import answer_f1
 
 POOLED = "all"  # the data set of all questions
+GAINS = {"over_adaptive": ADAPTIVE, "over_buffered": BUFFERED, "over_tail": TAIL}
 
 
 class QuestionReader:
@@ -45,7 +47,7 @@ class QuestionReader:
         self._index = Bm25Index.of(dataset.documents)
         self._position = {name: row for row, name in enumerate(dataset.documents.ids)}
 
-    def read(self, folder: Path, dataset: str) -> RankedQuestions:
+    def read(self, folder: Path, dataset: str) -> tuple[RankedQuestions, Rankings]:
         """Read the answers in an evaluation directory; for BM25 itself its features are those of its own ranking."""
         remedy = f"remove {folder}; it is measured again"
         content = read_per_query(folder / "per_query" / f"{dataset}.json", remedy)
@@ -56,13 +58,15 @@ class QuestionReader:
             raise StorageError(f"has no results on {dataset}", str(folder), remedy) from error
         best = np.array([self._position[top[0][0]] if top else -1 for top in tops], np.int64)
         kinds = [name.partition(":")[0] for name in content["queries"]]
-        run = folder / "runs" / AFTER / f"{dataset}.trec"
-        return RankedQuestions(
-            _best_scores(str(run), content["queries"]),
+        relevant = [{str(row[0]) for row in rows} for rows in content["relevant"]]
+        rankings = _rankings(str(folder / "runs" / AFTER / f"{dataset}.trec"), content["queries"], relevant)
+        questions = RankedQuestions(
+            rankings.scores[:, :DEPTH],
             np.array(right, np.float64)[:, None] > 0,
             np.array(["" if kind == ANSWERABLE else kind for kind in kinds]),
             *compare_best(self._index, content["texts"], best),
         )
+        return questions, rankings
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class SystemMeasures:
 
     dev: Mapping[str, RankedQuestions]
     test: Mapping[str, RankedQuestions]
+    dev_rankings: Mapping[str, Rankings]
+    test_rankings: Mapping[str, Rankings]
 
     @cached_property
     def all_dev(self) -> dict[str, RankedQuestions]:
@@ -123,6 +129,14 @@ class SystemMeasures:
             for name, dev in self.all_dev.items()
         }
 
+    @cached_property
+    def kept(self) -> dict[str, dict[str, Int64[ndarray, "questions 3"]]]:
+        """What each rule of `cuts` keeps of the test questions, by data set, the pool last; dev chooses a threshold."""
+        threshold = best_threshold(reduce(Rankings.joined, self.dev_rankings.values()))
+        kept = {name: cut(rankings, threshold) for name, rankings in self.test_rankings.items()}
+        rules = next(iter(kept.values()))
+        return {**kept, POOLED: {rule: np.concatenate([one[rule] for one in kept.values()]) for rule in rules}}
+
     def values(self, dataset: str, name: str) -> Float64[ndarray, " questions"]:
         """Return a confidence of the test questions of a data set."""
         return self.fitted[name].of(self.all_test[dataset])
@@ -153,10 +167,13 @@ class SystemMeasures:
         metrics: dict[str, Statistic] = {
             "aurc": score,
             "aurc_best": self.area(dataset, self.best),
-            "combined_gain": lambda weights: score(weights) - combined(weights),
+            "combined_gain": _minus(score, combined),
             "f1": partial(answer_f1, values, test.right, test.answerable, self.threshold),
             "answered": _share(shown & test.right, test.answerable),
+            "passages_f1": set_f1(self.kept[dataset][THRESHOLD]),
         }
+        for metric, rule in GAINS.items():
+            metrics[metric] = _minus(metrics["passages_f1"], set_f1(self.kept[dataset][rule]))
         for kind in (REMOVED, FOREIGN, HARD):
             if (test.kinds == kind).any():
                 metrics[f"shown_{kind}"] = _share(shown, test.kinds == kind)
@@ -172,23 +189,29 @@ def of_all(statistic: Statistic, count: int) -> float:
     return float(statistic(np.ones((1, count)))[0])
 
 
-def _best_scores(where: str, queries: Sequence[str]) -> Float64[ndarray, "queries depth"]:
-    """Return the `DEPTH` highest scores of each query of a run, given by id, NaN in empty slots; others are skipped."""
+def _rankings(where: str, queries: Sequence[str], relevant: Sequence[set[str]]) -> Rankings:
+    """Return the ranked passages of the queries of a run, given by id; others are skipped."""
     row_of = {query: row for row, query in enumerate(queries)}
-    scores: list[list[float]] = [[] for _ in queries]
-    for _, query, _, score in run_lines(where):
+    ranked: list[list[tuple[float, bool]]] = [[] for _ in queries]
+    for _, query, document, score in run_lines(where):
         row = row_of.get(query, row_of.get(unquote(query)))
         if row is not None:
-            scores[row].append(score)
-    table = np.full((len(queries), DEPTH), np.nan)
-    for row, values in enumerate(scores):
-        best = sorted(values, reverse=True)[:DEPTH]
-        table[row, : len(best)] = best
-    return table
+            ranked[row].append((score, document in relevant[row] or unquote(document) in relevant[row]))
+    shape = len(queries), RANKS
+    scores, is_relevant = np.full(shape, np.nan), np.zeros(shape, bool)
+    for row, unsorted in enumerate(ranked):
+        passages = sorted(unsorted, key=lambda passage: -passage[0])[:RANKS]
+        scores[row, : len(passages)] = [score for score, _ in passages]
+        is_relevant[row, : len(passages)] = [one for _, one in passages]
+    return Rankings(scores, is_relevant, np.array([len(one) for one in relevant], np.int64))
 
 
 def _with_pool(parts: Mapping[str, RankedQuestions]) -> dict[str, RankedQuestions]:
     return {**parts, POOLED: reduce(RankedQuestions.joined, parts.values())}
+
+
+def _minus(one: Statistic, other: Statistic) -> Statistic:
+    return lambda weights: one(weights) - other(weights)
 
 
 def _share(part: Bool[ndarray, " questions"], whole: Bool[ndarray, " questions"]) -> Statistic:

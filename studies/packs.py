@@ -86,6 +86,10 @@ SUBSETS: Mapping[str, tuple[str, Subset]] = {
         f"{name}-unseen": (name, _UNSEEN)
         for name in ("squad", "scifact", "nfcorpus", "hotpotqa", "climate-fever", "trec-dl19", "medquad")
     },
+    **{
+        f"{name}-600": (name, replace(_UNSEEN, test=200, documents=600))
+        for name in ("squad", "scifact", "medquad", "hotpotqa", "climate-fever", "cranfield")
+    },
     **{f"{name}-300": (name, _SMALL_UNSEEN) for name in ("scifact", "cranfield")},
     "trec-dl19-100": ("trec-dl19", replace(_UNSEEN, test=100, documents=5_000)),
     "nfcorpus": ("nfcorpus", _NFCORPUS),

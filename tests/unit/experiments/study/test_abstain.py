@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import analysis as analysis_module
-from abstain import UNTRAINED, analyze
+from abstain import UNTRAINED, analyze, choose
 from measures import POOLED
 from questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
+from raytriever.experiments.study.claims import NOT_MEASURED
 from raytriever.experiments.study.study_file import load_study
 from raytriever.experiments.study.train_arm import arm_folder
 
@@ -121,7 +122,9 @@ def write_evaluation(
         "queries": names,
         "texts": [dataset.queries.texts[position[name]] for name in names],
         "models": {"after": {"metrics": metrics, "top": [[[one, "", "", 1.0, None]] for one in best]}},
-        "relevant": [[["d", "", "", 1]] if one else [] for one in answerable],
+        "relevant": [
+            [["d0" if shown else "d4", "", "", 1]] if one else [] for one, shown in zip(answerable, right, strict=True)
+        ],
     }
     (folder / "per_query").mkdir(parents=True, exist_ok=True)
     (folder / "runs" / "after").mkdir(parents=True, exist_ok=True)
@@ -146,6 +149,7 @@ arms:
   MiniLM, untrained: minilm
   CL, temperature 1: {loss: {loss: infonce, temperature: 1.0}}
   MW, temperature 1: {loss: {loss: mw, temperature: 1.0}}
+  MW, temperature 2: {loss: {loss: mw, temperature: 2.0}}
   "MW + 1 CL, temperature 1": {loss: {loss: mw+infonce, temperature: 1.0}}
 """
 
@@ -163,11 +167,19 @@ def test_a_finished_study_is_analyzed_and_written(tmp_path: Path, monkeypatch: p
             for dataset in arm.datasets.values():
                 write_evaluation(folder / "evaluation", dataset, seed, len(arm.name) / 20)
             (folder / "metrics.json").write_text("{}")
+            (folder / "evaluation" / "results.json").write_text("{}")
+    text = choose(tmp_path / "study.yaml", output)
+    assert (text.count("  CL, temperature"), text.count("  MW, temperature")) == (1, 1)
+    assert "  MiniLM, untrained: minilm\n" in text
     analysis = analyze(tmp_path / "study.yaml", output)
     assert analysis.results.rows == [UNTRAINED, "CL", "MW", "MW+CL"]
     assert [len(analysis.results.cells[row, POOLED]) for row in analysis.results.rows] == [1, 2, 2, 2]
     page = (output / "abstain.md").read_text()
-    assert page.count("stated before the run") == 8
+    assert analysis.content["passages kept by rule"]["CL"]["Adaptive-k, B = 0"]["none, without an answer"] == 0
+    assert analysis.content["passages kept by rule"]["CL"]["Adaptive-k, B = 5"]["passages"] >= 6
     assert "![Share of wrong documents" in page
     assert (output / "risk-coverage.png").exists()
-    assert len(json.loads((output / "abstain.json").read_text())["claims"]) == 10
+    claims = json.loads((output / "abstain.json").read_text())["claims"]
+    assert {one["source"] for one in claims} == {"stated before the run", "promise of MW, section 3"}
+    assert {one["verdict"] for one in claims if "CoSENT" in one["text"]} == {NOT_MEASURED}
+    assert NOT_MEASURED not in {one["verdict"] for one in claims if one["text"].startswith("MW+CL has a lower AURC")}

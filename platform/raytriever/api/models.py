@@ -319,9 +319,9 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
     return list(map(as_utf8, checked))
 
 
-def path_of(value: str | os.PathLike[str]) -> Path:
+def path_of(value: str | os.PathLike[str], name: str = "output") -> Path:
     """Return a path argument with `~` expanded, or the copy of a URI; raises `ConfigError` where it is empty."""
     text = os.fspath(value)
     if not text.strip():
-        raise ConfigError("the path is empty", "output", "give a path")
+        raise ConfigError("the path is empty", name, "give a path")
     return Path(copy_of(text)).expanduser()

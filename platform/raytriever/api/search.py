@@ -125,7 +125,7 @@ def build_index(
         [3, 3]
     """
     source, encoder = data_settings(data), loaded(model)
-    decides = None if calibration is None else path_of(calibration)
+    decides = None if calibration is None else path_of(calibration, "calibration")
     DATASET.check(source.dataset, "dataset")
     if kind == "exact":
         unused = [name for name, value in [("output", output), *settings.items()] if value is not None]

@@ -8,8 +8,7 @@ An answer is paid twice if the server answered a request and received it again a
 - while the server delays its answers, after everything it has sent has arrived: nothing may be paid twice;
 - at a random time: an answer that is on the network when the process dies is lost, and these answers are counted.
 
-Run: `python benchmarks/annotate.py [--json PATH]`; about three minutes.
-"""
+Run: `python benchmarks/annotate.py [--json PATH]`; about three minutes."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ As in BERT (Devlin et al., 2019), with the changes for short trainings of Izsak 
 sequences without padding, no next sentence, no dropout. 20 % of the tokens are masked (Wettig et al., 2023,
 arXiv:2202.08005), and the product with the vocabulary is computed for these only. Its bias begins as the logarithm of
 the tokens' frequencies. Otherwise the first steps learn these by making all states equal, and with a learning rate of
-0.001 they stayed so.
-"""
+0.001 they stayed so."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ S3 server (SeaweedFS) on this machine.
 - Equal commands: two `prepare` start within two seconds with copies and caches of their own, as on two machines. One
   must end well, and the other must be refused.
 - Checkpoints: an encoder of the shape of XLM-R Base with random weights trains on this disk and into the bucket, with
-  a checkpoint after every few steps. `steps.jsonl` has the seconds for which each step waited.
-"""
+  a checkpoint after every few steps. `steps.jsonl` has the seconds for which each step waited."""
 
 from __future__ import annotations
 

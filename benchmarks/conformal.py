@@ -12,8 +12,7 @@ of 200. Of these questions 2 % find none of them.
 
 Columns: mean true share that is lost, wrong or missed, with its standard error over the draws (a draw of which no
 threshold keeps the promise counts as 0, as it promises nothing), whether it is at most the stated share and two
-standard errors, and the share of draws that reach the promise. Of `kept` also the mean number of passages.
-"""
+standard errors, and the share of draws that reach the promise. Of `kept` also the mean number of passages."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Run: `python benchmarks/cosine.py RESULTS DATASET... [--guess X] [--image PATH]`, where RESULTS/DATASET.dev and
 RESULTS/DATASET.test are directories of `raytriever evaluate`. A pair is a match if its score is at or above the
 threshold: F1 is that of all pairs of the pools, of which `scores/` has the scores. The threshold has the highest F1 on
-dev. The figure has the share of right and wrong passages by score; wrong ones are the best of each question.
-"""
+dev. The figure has the share of right and wrong passages by score; wrong ones are the best of each question."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Run: `python benchmarks/data.py [--json PATH] [--dataset PATH] [--passages N]`. `data_feed.py` measures batches and
 padding. Every scenario runs in its own process (`--scenario`), because the peak of memory is that of a process.
-Preparation and the tokenizer are timed alternately in one process.
-"""
+Preparation and the tokenizer are timed alternately in one process."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Run: `python benchmarks/evaluating.py [--json PATH]`. `jobs/train.py` trains MiniLM on paragraphs of SQuAD with the same
 seed and number of steps: with the dev loss only; with validation by retrieval on the cores that train; and, from two
 cores on, with the worker pinned to all cores but one and the evaluator pinned to that one. A validation without cores
-of its own slows training down, so on two cores the cost of a step has no threshold.
-"""
+of its own slows training down, so on two cores the cost of a step has no threshold."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Run: `python benchmarks/faults.py [--json PATH] [--kills 20] [--workers 2]`. Two
 encoder and data set: one undisturbed, and one in which a random worker is killed at a random time, and again after the
 run has continued, until it has had enough deaths. A step was done if the driver had received it when the worker died;
 the steps between it and the checkpoint of the resumed run are repeated. The seconds are from the death to the first new
-step, so they include the repeated steps.
-"""
+step, so they include the repeated steps."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Run: `python benchmarks/gpu.py [--sections losses,training] [--cases xlm-r-large
 minutes on one card, and with `--size short` under 4. It needs torch, transformers, triton, numba and scipy, not Ray.
 Rows of sentence-transformers appear where it is installed. Each section runs in a process of its own with a time limit.
 Each figure is printed as soon as it is there, and kept in `gpu-SECTION-DATE.json` with the name of the card. A case
-that fails is one line. `--device cpu --size tiny` runs the same code with small sizes on any machine.
-"""
+that fails is one line. `--device cpu --size tiny` runs the same code with small sizes on any machine."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Run: `python benchmarks/grad_cache.py [--json PATH] [--workers 2] [--strategies ddp,zero3]`. Needs torch and
 transformers, and DeepSpeed for its strategies; processes are started directly, without Ray. The encoder has the size of
 MiniLM and random weights. Cached and whole steps alternate in one group of processes, and the fastest of each are
-compared, because other load on the machine only adds time. The figures are ratios; the seconds are only indicative.
-"""
+compared, because other load on the machine only adds time. The figures are ratios; the seconds are only indicative."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ variable RAYTRIEVER_DATA is the folder of the data packs.
 
 `--keep DIR` also evaluates every retrieval pack, or the packs of `--only`, and stores the evaluations in DIR. A pack is
 measured on `test`, or on `dev` or `train` if it has no test split; one command of `jobs/evaluate.py` evaluates all
-packs of a split. `--table` writes their figures as Markdown, and as JSON to the same path with another ending.
-"""
+packs of a split. `--table` writes their figures as Markdown, and as JSON to the same path with another ending."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def every_pack(output: Path, cache: Path, only: Sequence[str]) -> tuple[dict[str
 
     A document with the query's own id is left out, as in the README. BM25 in the README only returns documents that
     share a term with the query; a ranking here continues with the others. So on a corpus of fewer than 100 documents
-    recall@100 only shows how many relevant documents have the id of their query.
-    """
+    recall@100 only shows how many relevant documents have the id of their query."""
     ends: dict[str, End] = {}
     table: list[dict[str, Any]] = []
     known = bm25_figures()

@@ -4,8 +4,7 @@ Run as root: `python benchmarks/hosts.py [--json PATH]`. It needs what `tests/ho
 `openssh-server`. A head and two hosts with one worker each, all in network namespaces of this machine, train a tiny
 encoder from a bucket into the bucket. Each fault strikes a training of its own, after its first checkpoint, and is
 repaired after the first message. The next step is the first one whose number is above all those before the fault; its
-seconds count from the repair. Lines of progress come every few seconds, so both times are that coarse.
-"""
+seconds count from the repair. Lines of progress come every few seconds, so both times are that coarse."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Figures of the layout of the package: sizes and what is expected, rooms, words and code that nothing reaches.
 
-Run: `make house`. `tests/unit/test_house.py` holds the package to the limits.
-"""
+Run: `make house`. `tests/unit/test_house.py` holds the package to the limits."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ many training queries, 500 queries that are shifted like the training queries an
 (`tests/support/synthetic.py`), all in one process. Indexes are built on all cores and searched on one. Candidates
 at recall@10 0.95 are interpolated between two settings. Queries per second are counted in processor seconds, the least
 of several passes. RoarGraph and HNSW are searched alternately with the same number of candidates, without the rest of
-the search.
-"""
+the search."""
 
 from __future__ import annotations
 

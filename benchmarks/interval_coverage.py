@@ -13,8 +13,7 @@ False differences: two equal systems, each trained with some seeds. A value is t
 query for this system (deviation 0.3), of the seed, and of the query for this seed (0.2). The old rule is: p < 0.05 by
 the paired t-test over queries, and the same sign in every seed.
 
-(This file is not `coverage.py`, because numba imports a package of that name.)
-"""
+(This file is not `coverage.py`, because numba imports a package of that name.)"""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ After a command has ended, its remaining processes must end too, and the same co
 
 Equal commands: while a training runs and shortly after it, equal commands for the same run directory start at random
 times. A second command must be refused, or report that the run is finished. `steps.jsonl` must contain every step once,
-with the loss of an undisturbed run.
-"""
+with the loss of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Run: `python benchmarks/losses.py [--json PATH] [--libauc-python PYTHON]`. Needs torch and numba. Rows of
 sentence-transformers and LibAUC (in its own environment, given by its Python) appear where these are installed. Times
 are medians of forward and backward passes; both sides of a ratio are warmed up and alternate in one process. Peak
-memory is that of a fresh process without its inputs. `gpu.py` measures the losses on a GPU.
-"""
+memory is that of a fresh process without its inputs. `gpu.py` measures the losses on a GPU."""
 
 from __future__ import annotations
 

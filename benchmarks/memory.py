@@ -3,8 +3,7 @@
 Run: `python benchmarks/memory.py [--json PATH]`. A decoder like Qwen3 (8 layers of width 512) and an encoder like
 XLM-R (6 layers of width 384) run one chunk forward and backward: all weights and LoRA adapters, with and without
 activation checkpointing, in fp32 and bf16, with the attention of a CPU (`cpu`) and with torch's fused attention
-(`fused`), which keeps on a CPU what the planner expects of CUDA. Each figure is planned / allocated.
-"""
+(`fused`), which keeps on a CPU what the planner expects of CUDA. Each figure is planned / allocated."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 against that of the library.
 
 Run: `python benchmarks/metrics.py [--json PATH]`. Times are processor seconds. The
-time of pytrec_eval does not include its input dictionaries; our time includes sorting the results.
-"""
+time of pytrec_eval does not include its input dictionaries; our time includes sorting the results."""
 
 from __future__ import annotations
 

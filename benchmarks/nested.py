@@ -4,8 +4,7 @@ Run: `python benchmarks/nested.py [--json PATH] [--steps 60] [--others 3000] [--
 with the settings of the recipe, once with `--matryoshka-dims` and once without, with the same steps and batches. Both,
 and the published MiniLM, are measured at each width (like `--truncate-dim`: cut and normalised to length one) on all
 queries of the test split. The corpus has the judged passages and others, half of them the nearest by BM25. Encoders
-that `--work` contains are not trained again.
-"""
+that `--work` contains are not trained again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Write docs/benchmarks.md from benchmarks/page.md and benchmarks/results: `python benchmarks/page.py`.
 
 In the template, `{NAME: FIGURE}` is replaced by a figure of the newest result of that name, and `{NAME}` by its day. A
-figure that misses its threshold says so. A test compares the committed page with the output of this script.
-"""
+figure that misses its threshold says so. A test compares the committed page with the output of this script."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The quickstart: its duration, stage by stage, and the gain of the training.
 
 Run: `python benchmarks/quickstart.py [--json PATH]`. Every cache is cold; the installation is not counted. A stage
-ends where the next one prints its first line.
-"""
+ends where the next one prints its first line."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ each. `jobs/train.py` trains MiniLM for one epoch three times with the same seed
 negatives only; with negatives that BM25 mined once; and with these until the first refresh and then with negatives that
 the encoder itself mines repeatedly during training. The evaluation uses questions of other articles and all paragraphs.
 Encoding without cores of its own slows training down, so on two cores the cost of a step has no threshold. The table
-for docs/explanation/hard-negative-refresh.md is printed after the results.
-"""
+for docs/explanation/hard-negative-refresh.md is printed after the results."""
 
 from __future__ import annotations
 

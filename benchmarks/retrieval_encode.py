@@ -4,8 +4,7 @@ Run: `python benchmarks/retrieval_encode.py [--json PATH] [--texts N] [--section
 process of its own (`--scenario`), because the peak of memory is that of a process. Compared implementations alternate
 in one process of one thread, and the median of paired ratios of processor time counts. `--help` ends with the
 environment of AVX2 alone.
-`--device cuda` compares an encoder of random weights with its forward pass; it needs torch and transformers only.
-"""
+`--device cuda` compares an encoder of random weights with its forward pass; it needs torch and transformers only."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ makes n-tuples, its fastest output, by torch and by faiss; triplets, its default
 
 Each run has its own process, and the libraries alternate. The figures are the fastest run of each, its processor
 seconds, and the growth of the process's memory to its peak. Both start from texts and ids and end with a table in
-memory.
-"""
+memory."""
 
 from __future__ import annotations
 

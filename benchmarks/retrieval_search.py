@@ -5,8 +5,7 @@ queries of width 384, k = 1,000. Both search alternately in one process with the
 medians of the ratios in wall and in processor seconds. The vectors are normalised and without structure, so most
 documents score near the k-th score: the hardest case for bounds. Clustered vectors, as encoders make them, and other k
 are reported too. A separate process measures the memory of a search. With `--device cuda` it is compared with
-`torch.mm` and `torch.topk`, and with the bytes of a search on the CPU; FAISS is not needed.
-"""
+`torch.mm` and `torch.topk`, and with the bytes of a search on the CPU; FAISS is not needed."""
 
 from __future__ import annotations
 

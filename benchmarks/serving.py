@@ -9,8 +9,7 @@ Run: `python benchmarks/serving.py [--json PATH] [--before CHECKOUT] [--document
 2. 20 passages of 121 tokens are added to a data set of 20,000 short ones, and found by an index that is built again,
    on all cores; the seconds hold reading the data set, encoding the 20, the index and the search.
 3. The first query of a fresh process whose code was never compiled, with embeddings in the cache. `--before` measures a
-   checkout of an earlier version too.
-"""
+   checkout of an earlier version too."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ the disk; and the exponent e of the growth between two sizes, processor seconds 
 A stage that has finished is not run again: its figures are kept in the folder, and all figures there are reported. A
 stage that failed ends the run with the end of its log. With --kill each stage up to `ivfpq` is run once more, killed
 after half of its time, and given again; reported are the processor seconds that this cost. Without the stage `train`,
-later stages use the encoder as it was generated. 8.8 M documents need 60 GB of disk.
-"""
+later stages use the encoder as it was generated. 8.8 M documents need 60 GB of disk."""
 
 from __future__ import annotations
 

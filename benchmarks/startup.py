@@ -1,7 +1,6 @@
 """The time of a run before its first optimiser step without measuring: imports, data, model, Ray, workers.
 
-Run: `python benchmarks/startup.py [--json PATH]`, on 160 documents so that encoding and search take no time.
-"""
+Run: `python benchmarks/startup.py [--json PATH]`, on 160 documents so that encoding and search take no time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Texts to train a base encoder on: text files, and the texts that one split of a data set trains on.
 
-A text is held out by the hash of its words, so equal texts are on the same side.
-"""
+A text is held out by the hash of its words, so equal texts are on the same side."""
 
 from __future__ import annotations
 

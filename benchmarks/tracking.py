@@ -6,8 +6,7 @@ a real `mlflow server` on this machine; steps of real arithmetic, each followed 
 figures; a checkpoint every 50 steps, before which all must be stored). The steps log on their own thread, which is
 harder than in a run: there a step sends to the driver and does not wait. Blocks with and without logging alternate, so
 that other load affects both. Then the server is killed, stays down, and is started again; at the end every point in
-the server is counted.
-"""
+the server is counted."""
 
 from __future__ import annotations
 

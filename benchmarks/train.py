@@ -8,8 +8,7 @@ Each turn is a process of one thread that trains a few steps and reports the pro
 alternate, so other load on the machine affects all. bf16 is measured where the processor multiplies it. `--help` ends
 with the environment of AVX2 alone.
 
-`train_profile.py` shows where these steps spend their time; `gpu.py` measures training steps on a GPU.
-"""
+`train_profile.py` shows where these steps spend their time; `gpu.py` measures training steps on a GPU."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Run: `python benchmarks/train_profile.py [--json PATH] [--steps 3] [--precision 
 `train.py` measures (MiniLM, SQuAD, cached `infonce`) with torch's profiler, on one thread. The time of an operation
 without the operations that it calls belongs to one part of the step, and to one pass. torch counts the arithmetic of
 products of matrices; nothing else is counted. The peak is the fastest product of two square matrices in the same
-precision. `--help` ends with the environment of AVX2 alone.
-"""
+precision. `--help` ends with the environment of AVX2 alone."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ without Ray, one trial after another in one process with all cores: load the enc
 checkpoints, write the model, measure it on the dev split. Their imports and the preparation of the data set happen
 before and are not counted, which favours them. The sweep is `python jobs/tune.py` from the start of the process to its
 end. It includes all imports, the start of the session, the tracking database, the table, the figures, and the
-evaluation of the best trial, BM25 and the untrained encoder on the test split.
-"""
+evaluation of the best trial, BM25 and the untrained encoder on the test split."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Run: `python benchmarks/wheels.py [--json PATH]`, with access to a package index. The packages are the dependencies of
 the project, and theirs, by the metadata that is installed here and the markers of the other system. The versions are
-those of `constraints.txt`. pip looks for a wheel of each, and installs none.
-"""
+those of `constraints.txt`. pip looks for a wheel of each, and installs none."""
 
 from __future__ import annotations
 

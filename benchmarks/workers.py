@@ -4,8 +4,7 @@ Run: `python benchmarks/workers.py [--json PATH] [--steps 12]`. Needs torch and 
 directly, without Ray. Encoder, texts and loss are those of `benchmarks/grad_cache.py`: MiniLM's size with random
 weights, `mw`. Both groups are started before and run their steps alternately, one group at a time, so other load on the
 machine affects both; the medians are compared. The processor seconds of a group show which part of the ratio is work
-and which is waiting; a process of two threads is not charged for work that it cannot divide.
-"""
+and which is waiting; a process of two threads is not charged for work that it cannot divide."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Run: `python benchmarks/zoo.py [--json PATH] [--only PART]`. `tests/support/case
 models with random weights, so that a property that is read wrongly changes the embeddings. Each is encoded on 8 texts
 of 3 to 3,000 tokens as queries and as passages, in float32, by `SentenceTransformer.encode_query` and
 `encode_document` and by raytriever. Two figures are compared: the smallest cosine of a text, and the largest difference
-of a score over the largest score.
-"""
+of a score over the largest score."""
 
 from __future__ import annotations
 

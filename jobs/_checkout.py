@@ -2,8 +2,7 @@
 
 This matters in a second checkout, and where `ray job submit` unpacked an upload while an editable install is in another
 folder. Started processes get the path by `PYTHONPATH`; `cluster.ray_session` passes it to the processes of an
-existing cluster.
-"""
+existing cluster."""
 
 import os
 import sys

@@ -31,8 +31,7 @@ test questions of a data set, or of all data sets in one pool (`all`):
 - `passages_f1`, `over_adaptive`, `over_buffered`, `over_tail`: F1 of all passages whose score reaches the threshold
   with the highest such F1 on the dev questions of the pool; and that minus the F1 of each rule of `cuts`.
 - `transfer_loss`: F1 by the score at the threshold of the data set's own dev questions, minus the mean F1 at the
-  thresholds of the other data sets' dev questions.
-"""
+  thresholds of the other data sets' dev questions."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ that were retrieved, here the 100 best ones, where the papers read the scores of
   farthest below the line from the first to the last score; the window has sqrt(N ln N) ranks around it; scores are
   noise where their excesses over the last one fit a generalized Pareto distribution, by probability-weighted moments
   (Hosking & Wallis, 1987) and the Cramér-von Mises statistic at a level of 10 %, simulated; without such a rank the
-  knee decides.
-"""
+  knee decides."""
 
 from __future__ import annotations
 
@@ -152,8 +151,7 @@ def pareto_misfit(excesses: Float64[ndarray, "*samples size"]) -> tuple[Float64[
     """Return the shape of a fitted generalized Pareto distribution, and the Cramér-von Mises statistic of its fit.
 
     Excesses are 0 or more and ascend. The shape is below 0 for a bounded tail, 0 for an exponential one. Of equal
-    excesses the shape is -1 and the statistic infinite.
-    """
+    excesses the shape is -1 and the statistic infinite."""
     size = excesses.shape[-1]
     ranks = np.arange(1, size + 1)
     mean, weighted = excesses.mean(-1), (excesses * (1 - (ranks - 0.35) / size)).mean(-1)

@@ -46,8 +46,7 @@ def at_recall(
     """Find the least effort that reaches a recall, and interpolate the number of candidates at that recall.
 
     The logarithm of the candidates is interpolated between the two efforts around the target. If the least effort
-    already exceeds the target, its candidates are returned. If no effort reaches the target, they are NaN.
-    """
+    already exceeds the target, its candidates are returned. If no effort reaches the target, they are NaN."""
     below: OperatingPoint | None = None
     for effort in efforts(index, true.shape[1]):
         above = measure(index, queries, true, effort, timed=False)

@@ -8,8 +8,7 @@ words that are asked for, the passages that have them and the words around them.
    of them. One that begins a sentence is no evidence for a name. The first and the last word are capitalized at least
    five times as often as not. The shape of a name is all capitals, with a digit, or other.
 3. Year: 1000 to 2029. Number: of two or more digits, or with a point; ordinals such as `19th` are a type of their own.
-4. Rare term: in at least two and at most 1 % of the passages, with five letters or more, in small letters.
-"""
+4. Rare term: in at least two and at most 1 % of the passages, with five letters or more, in small letters."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ searched like queries; RoarGraph is built from the queries of the split `train`.
     MMD^2({q}, Y)    = |q - mean y|^2             (scores of single queries, Figure 1 of that paper)
 
 Both are the squared maximum mean discrepancy of a linear kernel. Without a gap an index scores as many candidates for
-queries as for held-out passages, at the same recall (out-of-distribution paper, section 2).
-"""
+queries as for held-out passages, at the same recall (out-of-distribution paper, section 2)."""
 
 from __future__ import annotations
 
@@ -193,8 +192,7 @@ def describe_gap(indexes: dict[str, IndexMeasurement]) -> str:
 def recall_within(points: list[OperatingPoint], budget: float) -> float:
     """Return the highest recall of settings that score at most `budget` candidates.
 
-    NaN if no setting scores so few, or if candidates are not counted.
-    """
+    NaN if no setting scores so few, or if candidates are not counted."""
     return max((point.recall for point in points if point.candidates <= budget), default=nan)
 
 

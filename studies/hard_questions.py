@@ -1,7 +1,6 @@
 """Hard questions: an entity of a question is replaced by another one of the corpus, by rules without a language model.
 
-SQuAD 2.0 has such questions by people (Rajpurkar et al. 2018, arXiv:1806.03822), with entity swaps among them.
-"""
+SQuAD 2.0 has such questions by people (Rajpurkar et al. 2018, arXiv:1806.03822), with entity swaps among them."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ program name the folders below `packs`.
 
 A subset keeps the queries and further documents whose ids have the smallest SHA-256, and all documents judged for these
 queries. No evaluated query is used in training, nor one with the same text. No seed is involved: the same packs give
-the same bytes.
-"""
+the same bytes."""
 
 from __future__ import annotations
 
@@ -157,8 +156,7 @@ def write_subset(dataset: RetrievalDataset, subset: Subset, folder: Path) -> Non
 def _select_judgements(dataset: RetrievalDataset, split: str, subset: Subset) -> Judgements:
     """Return the ranked judgements of the queries of a split that are kept.
 
-    Hard negatives of origin `gold` in the data set are judged 0.
-    """
+    Hard negatives of origin `gold` in the data set are judged 0."""
     rows = dataset.judgements[split]
     queries = np.unique(rows.queries[rows.scores > 0])
     if split != "test" and "test" in dataset.judgements:

@@ -13,8 +13,7 @@ is relevant to two questions. Questions without an answer are of three kinds:
 The id of a question begins with its kind, that of a question with an answer with `answerable`. Questions without an
 answer are judged relevant to a document that the corpus lacks, as in a test collection whose corpus is incomplete.
 
-Groups, questions and documents are chosen by the SHA-256 of their ids: the same packs give the same bytes.
-"""
+Groups, questions and documents are chosen by the SHA-256 of their ids: the same packs give the same bytes."""
 
 from __future__ import annotations
 
@@ -231,8 +230,7 @@ def _write(folder: Path, chosen: Mapping[StudySource, _Chosen], size: StudySize)
 def _hard_questions(one: _Chosen, corpus: set[int]) -> dict[int, str]:
     """Return the text with another entity of each question that has an answer, if there is one.
 
-    No text is a query of the whole data set.
-    """
+    No text is a query of the whole data set."""
     documents, rows = one.dataset.documents, sorted(corpus)
     position = {row: at for at, row in enumerate(rows)}
     asked = one.asked(has_answer=True)
@@ -297,8 +295,7 @@ class _Folder:
     ) -> None:
         """Add a query, with another text if given; its relevant documents outside the corpus have ids of no document.
 
-        Its id and those of its documents begin with the prefixes.
-        """
+        Its id and those of its documents begin with the prefixes."""
         name = f"{prefix}{one.dataset.queries.ids[query]}"
         self._queries[name] = {"_id": name, "text": one.dataset.queries.texts[query] if text is None else text}
         ids = one.dataset.documents.ids

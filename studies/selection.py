@@ -16,8 +16,7 @@ class RiskCoverage:
     """Risk-coverage curve, a point for each threshold, from the highest score down.
 
     `coverage` is the share of the queries that are shown a document, ascending, 1 at the end, and `risk` the share of
-    these whose document is not relevant.
-    """
+    these whose document is not relevant."""
 
     scores: Float64[ndarray, " thresholds"]
     coverage: Float64[ndarray, " thresholds"]
@@ -44,8 +43,7 @@ def answer_f1(
         precision = right shown / shown,   recall = right shown / answerable,   F1 = 2 right / (shown + answerable)
 
     `answerable` says whether the corpus has a relevant document for the query. The F1 is 0 if nothing is shown and no
-    query is answerable.
-    """
+    query is answerable."""
     scores, is_right = checked_values(scores, np.asarray(right, bool))
     _, is_answerable = checked_values(scores, np.asarray(answerable, bool))
     shown = (scores >= threshold).astype(np.float64)
@@ -59,7 +57,6 @@ def answer_f1(
 def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " queries"]:
     """Compute the jackknife pseudo-value of each query: n θ - (n - 1) θ without it (Tukey, 1958).
 
-    Their mean is nearly the statistic, and a paired test takes them as its values by query.
-    """
+    Their mean is nearly the statistic, and a paired test takes them as its values by query."""
     whole = statistic(np.ones((1, count)))[0]
     return np.asarray(count * whole - (count - 1) * statistic(1 - np.eye(count)))

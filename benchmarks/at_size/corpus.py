@@ -6,8 +6,7 @@ topic has 200 words of its own. A query has three to six words of its positive p
 topic, and often a word such as `what`. 1 of 17.6 passages is the positive of a training query.
 
 Passages are drawn in blocks, each from (seed, block). The files are written block by block, and are the same bytes for
-the same number of passages and seed.
-"""
+the same number of passages and seed."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ class Usage:
 
     Processor seconds are those of all processes up to their last sample. The driver is the process of the command,
     workers are all processes below it, added up. `anonymous` memory cannot be dropped by the kernel; `resident` also
-    counts the pages of mapped files that happen to be in memory. Pages that processes share are counted in each.
-    """
+    counts the pages of mapped files that happen to be in memory. Pages that processes share are counted in each."""
 
     seconds: float = 0.0
     processor_seconds: float = 0.0
@@ -43,8 +42,7 @@ def measure(
 ) -> tuple[int, Usage]:
     """Run a command with its output in a file; return its exit code and what it used.
 
-    After `kill_after` seconds the command gets SIGKILL, and its workers are waited for.
-    """
+    After `kill_after` seconds the command gets SIGKILL, and its workers are waited for."""
     usage, began = Usage(), time.monotonic()
     processor: dict[psutil.Process, float] = {}
     with (

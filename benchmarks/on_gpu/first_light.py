@@ -1,8 +1,7 @@
 """What raytriever needs of CUDA, one line each, the cheapest first; a failure stops none of the others.
 
 Run: `PYTHONPATH=platform python benchmarks/on_gpu/first_light.py`, on a new kind of card or a new build of PyTorch. It
-takes about a minute. `--device cpu` runs what needs no card.
-"""
+takes about a minute. `--device cpu` runs what needs no card."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Losses on embeddings of width 1,024 in batches of 8,192 with five hard negatives a query.
 
 The baselines are the cross-entropy of a stored matrix of scores, in bf16, and a streaming InfoNCE that stores no scores
-and computes them twice, as Inf-CL does (Cheng et al., 2024, arXiv:2410.17243). Errors are those against float64.
-"""
+and computes them twice, as Inf-CL does (Cheng et al., 2024, arXiv:2410.17243). Errors are those against float64."""
 
 from __future__ import annotations
 

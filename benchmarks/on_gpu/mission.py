@@ -3,8 +3,7 @@
 Run: `PYTHONPATH=platform python benchmarks/on_gpu/mission.py FOLDER [--strategies zero1,zero3,fsdp2] [--output DIR]`,
 after `mission_data.py FOLDER`. Each strategy trains with the MW loss, bf16 products and a refresh of the hard negatives
 that training waits for, under Ray Train, at the same time as the others. The second run gets SIGKILL, all its processes
-too, once it has a checkpoint. Then the same command continues. The weights of both runs must be equal bit for bit.
-"""
+too, once it has a checkpoint. Then the same command continues. The weights of both runs must be equal bit for bit."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Run: `PYTHONPATH=platform python benchmarks/on_gpu/mission_data.py FOLDER [--shape minilm] [--documents 5000]`. It
 writes `FOLDER/SHAPE`, and in `FOLDER/data` a corpus of random words, a query from the words of each document, and
-judgements of train, dev and test in BEIR's layout.
-"""
+judgements of train, dev and test in BEIR's layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Encoders with random weights in the shapes of MiniLM, XLM-R-Base and XLM-R-Large, and texts of random tokens.
 
-The directories are written by transformers and read by raytriever and sentence-transformers as any other directory.
-"""
+The directories are written by transformers and read by raytriever and sentence-transformers as any other directory."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ without gradient caching, or with mini-batches of so many texts or tokens, in bf
 Each way is tried for a step, and the fastest is timed again; this time counts. Its attention is SDPA: the kernels of
 its flash attention, which also leaves out the padding, come from a hub that the machine cannot reach. MFU counts the
 forward and the backward pass of real tokens once, of the same peak rate for all: padding and what gradient caching
-computes again are not useful work. Caching therefore reaches 6/8 at most.
-"""
+computes again are not useful work. Caching therefore reaches 6/8 at most."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Run: `python benchmarks/on_gpu/wheels.py FOLDER [--python 3.12]`, where pip reaches a package index. Versions are those
 of `constraints.txt`. On the other machine: `python3 -m pip install --no-index --no-deps --target SITE FOLDER/*.whl`,
 and `PYTHONPATH=platform:SITE`. PyTorch, transformers, numba, scipy and pyarrow are expected there. MLflow and faiss are
-left out: train with `--tracker none`; exact search needs no faiss.
-"""
+left out: train with `--tracker none`; exact search needs no faiss."""
 
 from __future__ import annotations
 

@@ -10,11 +10,10 @@
     index = rt.build_index(run.model, data)
     print(report, index.search(["a question"], top_k=5))
 
-Nothing heavy is imported before a name is used, so that `import raytriever` and `--help` answer at once. Errors that a
-user can correct are `UserError` and its subclasses. Progress lines go to standard error, as those of the commands do;
-`contextlib.redirect_stderr` hides them. If the home folder is not writable, `HOME` is set to one that is
-(`machine.ensure_home`). The packages follow the route of the data (docs/explanation/architecture.md).
-"""
+Heavy modules are imported only when a name is used, so `import raytriever` and `--help` are fast. Errors that a user
+can correct are `UserError` and its subclasses. Progress lines go to standard error, as in the commands;
+`contextlib.redirect_stderr` hides them. If the home folder is not writable, `HOME` is set to a folder that is
+(`machine.ensure_home`). The order of the packages follows the data (docs/explanation/architecture.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Ray Train on four CPUs, with groups of two workers of which the first three die before they can train.
 
-Run as `dying_groups.py FOLDER`; ends well where the fourth group found a place.
-"""
+Run as `dying_groups.py FOLDER`; ends well where the fourth group found a place."""
 
 from __future__ import annotations
 

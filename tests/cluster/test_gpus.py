@@ -133,7 +133,7 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     assert seen("backend of ray::") == {"nccl"}
     assert seen("ray::CheckpointJob") == {""}  # mines; checkpoints are evaluated by the first worker
     texts = [event.text for event in events if hasattr(event, "text")]
-    assert "Refreshes encode and search on 1 GPU, because 1 of 2 GPUs train: --refresh-pool is 3." in texts
+    assert "Refreshes encode and search on 1 GPU: --refresh-pool is 3, but 1 of 2 GPUs train." in texts
     assert "Checkpoints are evaluated on the GPU of the first worker, while training waits." in texts
 
 

@@ -63,7 +63,7 @@ def test_rows_that_kill_three_tasks_are_named(session: None, folder: Path, words
 def test_a_broken_file_is_a_user_error_and_leaves_no_file(session: None, folder: Path, tmp_path: Path) -> None:
     file = folder / "corpus.jsonl.gz"
     file.write_bytes(file.read_bytes()[:-50])
-    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row \d+") as caught:
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip file is broken after row \d+") as caught:
         prepare(Request(str(folder)), run_in_ray_tasks)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("cache/datasets/*"))

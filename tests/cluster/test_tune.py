@@ -112,7 +112,7 @@ def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(command_
     out, err = cli.run("tune", *words, "--asha", "--asha-grace", "10", "--asha-factor", "2", code=2)
     assert "Traceback" not in err
     last = err.strip().splitlines()[-1]
-    assert "1 of 4 trials failed, first 001: " in last
+    assert "1 of 4 trials failed; the first was 001: " in last
     trials = trial_log(folder)
     assert [trial["status"] for trial in trials] == ["finished", "failed", "stopped", "stopped"]
     assert trials[2]["reason"] == "behind at step 10"

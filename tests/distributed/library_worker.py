@@ -1,7 +1,6 @@
 """One worker of a gloo group: every loss for sentence-transformers on its share of a batch, under DDP.
 
-The result is each loss's value and its gradients after the average of DDP.
-"""
+The result is each loss's value and its gradients after the average of DDP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """One worker of a real gloo group: every loss on its share of one global batch, through a two-tower encoder.
 
-The result is each loss's value, statistics and averaged parameter gradients, and rows that were gathered.
-"""
+The result is each loss's value, statistics and averaged parameter gradients, and rows that were gathered."""
 
 from __future__ import annotations
 

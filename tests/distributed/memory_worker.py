@@ -1,8 +1,7 @@
 """One worker of a real gloo group: bytes of tensors at most in a step, and between steps.
 
 The third step is measured: the first one creates the states of the optimizer, and at the second one DDP rebuilds its
-buckets.
-"""
+buckets."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ pass of gradient caching (`none`), in the first (`encoding`), or in the second (
 was logged and the weights at the end, of each time.
 
 With the strategy `fsdp2` a chunk is searched and remembered as on a GPU. The second worker then has no memory for more
-than `MOST_ALONE` tokens in either pass, which ends the group. The next call resumes.
-"""
+than `MOST_ALONE` tokens in either pass, which ends the group. The next call resumes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One worker of a real gloo group that trains a tiny encoder while its hard negatives are refreshed.
 
 The last worker has not read a new table before its loader has drawn batch `LATE`. The result is the table that each
-batch was drawn from, and the weights of the checkpoint that the pool received.
-"""
+batch was drawn from, and the weights of the checkpoint that the pool received."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The checkpoints are in `folder`, which may be the address of a bucket: then `hosts` has the folder of the copies on the
 host of each worker. Batch `stop` cannot be made (-1: all can), and `chosen` are settings of the encoder and
-the precision. The result is what was logged, and the weights at the end.
-"""
+the precision. The result is what was logged, and the weights at the end."""
 
 from __future__ import annotations
 

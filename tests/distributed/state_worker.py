@@ -1,7 +1,6 @@
 """One worker of a real gloo group: some steps of AdamW under one strategy, from the state that another one left.
 
-The result is this worker's slices of the state.
-"""
+The result is this worker's slices of the state."""
 
 from __future__ import annotations
 

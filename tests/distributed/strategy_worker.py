@@ -1,8 +1,7 @@
 """One worker of a real gloo group: steps of one strategy, with and without gradient caching.
 
 SGD with a large learning rate makes the change of a step the gradient itself. The result of a case is the slices
-of the parameters after the step, the loss, its norm, and the collectives that were called.
-"""
+of the parameters after the step, the loss, its norm, and the collectives that were called."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_pools_that_lie_apart_leave_open_what_so_few_queries_leave_open() -> Non
     assert result.low == pytest.approx(0.05 ** (1 / 30))  # about 1 - 3 / 30
     assert np.isnan(result.standard_error)
     assert result.note is not None
-    assert result.note.startswith("All pairs are in one order.")
+    assert result.note.startswith("All pairs are in the same order.")
     turned = auc_interval(down, up, np.arange(60) // 2, np.arange(30))
     assert (turned.auc, turned.low) == (0, 0)
     assert turned.high == pytest.approx(1 - 0.05 ** (1 / 30))
@@ -110,7 +110,7 @@ def test_few_misordered_queries_are_warned_of() -> None:
     up[:3], down[3:9] = -1, 0.5
     few = auc_interval(up, down, np.arange(100), np.arange(100))
     assert few.misordered == 3
-    assert few.note == "Misordered pairs are of 3 queries only. Below 10 the interval is uncertain."
+    assert few.note == "Queries with misordered pairs: 3. Below 10, the interval is uncertain."
     up[:12] = -1
     assert auc_interval(up, down, np.arange(100), np.arange(100)).note is None
 

@@ -149,7 +149,7 @@ def test_tf32_is_allowed_in_the_products_alone() -> None:
 def test_a_gpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     like = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    with pytest.raises(LossInputError, match=r"loss_precision: this GPU does not multiply bf16; give fp32"):
+    with pytest.raises(LossInputError, match=r"loss_precision: this GPU cannot multiply bf16; give fp32"):
         Products("bf16", like)
     assert Products("tf32", like).operand_dtype == torch.float32
 

@@ -262,9 +262,9 @@ def test_ignored_columns_count_for_nothing() -> None:
     [
         ({"scores": torch.full((2, 4), torch.nan)}, "nan"),
         ({"scores": torch.tensor([[0.0, torch.inf, 1, 1], [0, 0, 0, 0]])}, "inf"),
-        ({"temperature": 0.0}, "temperature 0.0"),
-        ({"temperature": float("inf")}, "temperature inf; give a finite one above 0"),
-        ({"temperature": float("nan")}, "temperature nan"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"temperature": float("inf")}, "temperature is inf; give a finite one above 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": 1e-320}, "scores reach .* times the temperature"),
         ({"reduction": "max"}, "reduction 'max'; choose from mean, sum"),
         ({"scores": torch.zeros(2, 4).long()}, r"scores are torch.int64 of shape \(2, 4\)"),
@@ -279,7 +279,7 @@ def test_ignored_columns_count_for_nothing() -> None:
         ),
         (
             {"positives": torch.tensor([[0]])},
-            r"positives: is torch.int64 of shape \(1, 1\) on cpu, and a row .* each of 2 rows",
+            r"positives: is torch.int64 of shape \(1, 1\) on cpu, but a row .* each of 2 rows",
         ),
         ({"positives": torch.arange(4).repeat(2, 1)}, "no negatives among 8"),
         ({"positives": torch.tensor([0, 1])}, r"positives: is torch.int64 of shape \(2,\).*\[:, None\]"),

@@ -1,7 +1,6 @@
 """A zoo of model directories, and what each must show.
 
-Every case is one directory, which `Case.write` writes.
-"""
+Every case is one directory, which `Case.write` writes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Writers of model directories with random weights: sentence-transformers' own files, and those of older releases.
 
-A directory is built from the library's modules and saved with the library. Some are then converted to older files.
-"""
+A directory is built from the library's modules and saved with the library. Some are then converted to older files."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ HEADER = Path(__file__).with_name("cuda_on_host.h")
 class HostKernels:
     """Kernels that run on tensors of the CPU or of a simulated GPU.
 
-    A block has few threads, so that the additions of threads do mix.
-    """
+    A block has few threads, so that the additions of threads do mix."""
 
     processors = 3
     threads = 4

@@ -6,8 +6,7 @@ an answer, if it shares a word of at least four letters with the question; the l
 
 Every request is a line of FILE: `asked` when it came, `answered` when a chat completion is sent to
 a reader that is still there.
-Faults strike by shares of the requests, drawn by the seed; a request sent again is drawn for again.
-"""
+Faults strike by shares of the requests, drawn by the seed; a request sent again is drawn for again."""
 
 from __future__ import annotations
 

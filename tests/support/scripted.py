@@ -1,7 +1,6 @@
 """A pool that mines and an evaluator that reads a checkpoint on the spot, and report it when their scripts say.
 
-Real tables, checkpoints and records in real committed directories, so that all but the search is what a run meets.
-"""
+Real tables, checkpoints and records in real committed directories, so that all but the search is what a run meets."""
 
 from __future__ import annotations
 

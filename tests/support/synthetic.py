@@ -9,8 +9,7 @@ Documents fill a subspace of many dimensions (A). Queries use few of these (A', 
 shifted by a common offset m and extend into a second subspace (B), in which documents have only noise. So queries have
 a low rank and lie outside the cloud of documents, like texts among images. The documents nearest to a query agree in
 few dimensions and differ in the others, while the documents nearest to a document are close to each other. The
-unshifted queries have the distribution of the documents.
-"""
+unshifted queries have the distribution of the documents."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The weights are drawn with a larger spread than transformers draws them, so that attention is not uniform and texts have
 very different embeddings. A wrong pooling, length, prompt or padding therefore changes an embedding a lot. The content
-of a text drifts from its beginning to its end, so a text that is cut at another length has another embedding.
-"""
+of a text drifts from its beginning to its end, so a text that is cut at another length has another embedding."""
 
 from __future__ import annotations
 

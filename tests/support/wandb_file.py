@@ -1,8 +1,7 @@
 """Reader of the files in which W&B stores its runs (`run-ID.wandb`): records of LevelDB's log format.
 
 A file is a header of 7 bytes and blocks of 32 KiB. A record is one fragment of a block, or several of consecutive
-blocks; each has a checksum, a length and its place in the record.
-"""
+blocks; each has a checksum, a length and its place in the record."""
 
 from __future__ import annotations
 

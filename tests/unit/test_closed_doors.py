@@ -1,8 +1,7 @@
 """No file that the code reads can run code, and no text reaches a shell.
 
 `make check` bans calls and modules by rules of ruff (`S`, and `TID251` with the list in `pyproject.toml`). What depends
-on the words of a call, which ruff does not read, is a lint over the syntax tree of everything that ships.
-"""
+on the words of a call, which ruff does not read, is a lint over the syntax tree of everything that ships."""
 
 from __future__ import annotations
 

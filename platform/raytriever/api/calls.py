@@ -1,4 +1,4 @@
-"""Wrappers of the functions of the public API: they lock the output and report a full or broken disk in one line."""
+"""Wrappers of public API functions: they lock the output directory and turn disk errors into `StorageError`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def working(name: str, output: Path | None = None) -> Iterator[None]:
     """Do long work while no other process can write `output`, a directory that need not exist; the line that is shown
     while nothing else is printed has the name of the function. The signal handlers of the program stay. Raise
     `InUseError` if another process is writing the directory."""
-    remedy = "wait until it has ended, or give another output"
+    remedy = "wait until that process has ended, or use another output directory"
     with (
         activity(f"raytriever.{name} is working"),
         one_writer(output, report=warn, remedy=remedy) if output else nullcontext(),

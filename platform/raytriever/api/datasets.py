@@ -1,4 +1,4 @@
-"""Data sets of the public API, from files and from memory."""
+"""Public API for data sets, from files and from memory."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ class Dataset:
 
     It is made by `load_dataset`, from a folder of documents by `from_documents`, or from data in memory by `from_dict`,
     `from_pandas` or `from_huggingface`. Data in memory is written to the cache once, under the digest of its content.
-    It is then checked in the same way as files: a bad row is left out and listed in `bad_rows`, and too many bad rows
-    are an error.
+    Then it is checked like files: a bad row is left out and listed in `bad_rows`. Too many bad rows are an error.
 
     Attributes:
         name: its name in tables and file names.
         source: the path, URI or name of the data; the commands take it as `--dataset`.
         splits: names of the splits that have judgements, sorted.
-        counts: number of documents and of queries, then of the queries, judgements and positives of each split. If
-            there are queries that no document answers, `SPLIT_unanswerable` counts them.
-        bad_rows: `{"file", "row", "reason", "raw"}` of each row that was left out.
+        counts: numbers of documents and queries, and numbers of queries, judgements and positives of each split.
+            `SPLIT_unanswerable` is the number of queries of a split that no document answers, if there are any.
+        bad_rows: a dictionary with `file`, `row`, `reason` and `raw` for each row that was left out.
 
     Examples:
         >>> data = rt.load_dataset(folder)
@@ -112,26 +111,26 @@ class Dataset:
     ) -> Dataset:
         """Make a data set from one frame of pairs, or from three frames with ids.
 
-        One frame: a row holds a query and a passage that answers it, and may hold hard negatives in the columns
-        `negative`, `negative_1`, `negative_2` and so on. The column `split` assigns rows to `train`, `dev` and `test`.
-        Without it the queries are divided by the digest of their text. `dev` and `test` get a tenth each, and more if a
-        tenth is under 50 queries, but at most 0.3; `train` gets the rest. If no document answers a query, its row has
-        an empty passage and `no`, `false` or `0` in the column `answerable`.
+        One frame: a row holds a query and a passage that answers it. The columns `negative`, `negative_1`, `negative_2`
+        and so on may hold hard negatives. The column `split` assigns rows to `train`, `dev` and `test`.
+        Without it the queries are divided by the digest of their text. `dev` and `test` each get a tenth of the
+        queries, or 50 if that is more, but at most three tenths. `train` gets the rest. If no document answers a query,
+        its row has an empty passage and `no`, `false` or `0` in the column `answerable`.
 
-        Three frames: documents with the columns `id`, `text` and, if there are titles, `title`; queries with `id` and
-        `text`; judgements with `query_id`, `document_id`, `score` (a whole number; above 0 is relevant) and, if there
-        are several splits, `split`. Without that column all judgements belong to `test`. A query that no document
-        answers has `no` in the column `answerable`; it belongs to the split in its column `split`, else to `test`.
+        Three frames: documents with the columns `id`, `text` and optionally `title`; queries with `id` and `text`;
+        judgements with `query_id`, `document_id`, `score` (a whole number; above 0 is relevant) and
+        optionally `split`. Without `split` all judgements belong to `test`. If no document answers a query,
+        its row in `queries` has `no` in the column `answerable`, and its split in the column `split` (else `test`).
 
         Args:
             frame: the pairs, or the documents.
             queries: the queries, if `frame` holds documents.
             judgements: the judgements, if `frame` holds documents.
-            query: column of queries in a frame of pairs; one named `question` or `anchor` is recognized.
-            passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognized.
+            query: column of queries in a frame of pairs; by default `query`, `question` or `anchor`.
+            passage: column of passages in a frame of pairs; by default `passage`, `answer`, `positive` or `text`.
             split: column of splits; by default `split`, if there is one.
-            test_share: share of the queries, 0 to 1, in a frame of pairs without a column of splits.
-            dev_share: the same for dev.
+            test_share: share of the queries in the split `test`, 0 to 1; only for pairs without a column of splits.
+            dev_share: share of the queries in the split `dev`, with the same conditions.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
@@ -147,7 +146,7 @@ class Dataset:
             Dataset('faq': 3 documents, 3 queries, splits dev, test, train)
         """
         if (queries is None) != (judgements is None):
-            raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
+            raise ConfigError("queries or judgements are missing", None, "give both, or a table of pairs alone")
         check_options(config := SplitConfig(test_share, dev_share))
         shares = shares_of(config)
         if queries is None:
@@ -165,10 +164,10 @@ class Dataset:
     ) -> Dataset:
         """Make a data set from a `datasets.DatasetDict` or a `datasets.Dataset`.
 
-        Either each split holds rows of a known training format, such as `anchor`, `positive` and `negative` of
-        sentence-transformers, or `corpus` and `queries` hold texts and every other split holds judgements with the
-        columns `query-id`, `corpus-id` and `score`, as BEIR's data sets on the hub do. A `Dataset` holds pairs of a
-        query and a passage; its queries are divided like those of a frame (`from_pandas`).
+        A `DatasetDict` has one of two forms. In the first, each split holds rows of a known training format, such as
+        `anchor`, `positive` and `negative` of sentence-transformers. In the second, that of BEIR on the hub, `corpus`
+        and `queries` hold texts; every other split holds judgements (`query-id`, `corpus-id`, `score`). A `Dataset`
+        holds pairs of a query and a passage. Its queries are divided like those of a frame; see `from_pandas`.
 
         Args:
             splits: the splits, or one table of pairs.
@@ -176,7 +175,7 @@ class Dataset:
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
         Raises:
-            DataError: `splits` is neither, its columns match no known format, or too many rows are bad.
+            DataError: `splits` has another type, its columns match no known format, or too many rows are bad.
             StorageError: the cache cannot be written.
 
         Examples:
@@ -214,26 +213,26 @@ class Dataset:
             output: folder in which the data set is written. An earlier import there is replaced: files and questions
                 keep their splits.
             questions: CSV, TSV or JSONL file of questions with the columns `question` and `file`, and optionally
-                `answer`, `anchor`, `id`, `split` and `answerable`. Write `none` as the file, or `no` as `answerable`,
-                if the folder has no answer. Without questions the passages can be searched, but there is nothing to
-                train on.
-            columns: columns of `questions` that have other names, such as `question=Frage,file=Datei`.
+                `answer`, `anchor`, `id`, `split` and `answerable`. If no document answers a question, write `none` as
+                its `file`, or `no` as its `answerable`. Without questions the passages can be searched, but there is
+                nothing to train on.
+            columns: names of the columns of `questions`, if they differ, such as `question=Frage,file=Datei`.
             model: the encoder whose tokenizer and maximum length determine the passages.
             chunk_tokens: largest number of tokens of a passage with its title; by default the encoder's maximum length.
             overlap_tokens: number of tokens that a passage repeats from the end of the previous one; by default an
                 eighth of a passage.
             seed: Seed of the splits.
-            test_share: share of the questions in the split test, 0 to 1; by default 0.1, or more to have 50 questions,
-                but at most 0.3.
+            test_share: share of the questions in the split test, 0 to 1; by default 0.1, or more if the split would
+                have fewer than 50 questions, but at most 0.3.
             dev_share: share of the questions in the split dev; the default is chosen in the same way.
-            test_questions: file of questions with the same columns. They are all test; `questions` are train and dev.
+            test_questions: file of the questions of test, with the same columns. `questions` are then train and dev.
 
         Raises:
-            ConfigError: a number is out of range, or a package that reads such documents is not installed. Or the
-                earlier import has another seed, has questions that this one lacks, or shares no file with this one.
+            ConfigError: a number is out of range, or a package that reads the documents is not installed. Or an earlier
+                import in `output` has another seed, has questions although this one has none, or has only other files.
             DataError: there is no document, or no question can be matched.
             ModelError: the encoder cannot be found.
-            StorageError: `output` is not an import, is damaged, contains other files, or cannot be written.
+            StorageError: `output` is not the folder of an import, is damaged, has other files, or cannot be written.
 
         Examples:
             >>> from pathlib import Path
@@ -281,17 +280,17 @@ def load_dataset(
 ) -> Dataset:
     """Check and prepare a data set on disk, in an object store or on the hub.
 
-    A data set that was prepared before is loaded from the cache. Every row is checked; a bad one is left out and listed
+    A data set that was prepared before is loaded from the cache. Every row is checked. A bad row is left out and listed
     in `bad_rows` of the result.
 
     Args:
         path: a folder or file in a known format (BEIR, sentence-transformers, Tevatron, DPR, FlagEmbedding, pairs,
             CSV, `save_to_disk`), a URI such as `s3://bucket/data`, `hf://datasets/ORG/NAME`, `ir_datasets:NAME`, a
             prepared data set, or `pydocs`.
-        query: column of queries of a CSV or TSV file, if it does not have a well-known name.
+        query: column of queries of a CSV or TSV file, if its name is not recognized.
         passage: column of passages of such a file.
         split: column of splits of such a file.
-        name: its name in tables; by default the name of the folder or file.
+        name: name of the data set in tables; by default the name of the folder or file.
         max_bad_rows: share of each file's rows that may be bad, 0 to 1.
 
     Raises:
@@ -316,7 +315,7 @@ def source_of(data: Dataset | str | os.PathLike[str]) -> str:
         return data.source
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
-    raise ConfigError(f"is {type(data).__name__}", "data", "give the result of load_dataset or a path")
+    raise ConfigError(f"is {type(data).__name__}, not a data set", "data", "give the result of load_dataset or a path")
 
 
 def data_settings(data: Dataset | str | os.PathLike[str]) -> DataConfig:

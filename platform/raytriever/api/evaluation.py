@@ -1,4 +1,4 @@
-"""Evaluation and comparison of the public API."""
+"""Public API to evaluate models and to compare runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EncodeFunction: TypeAlias = Callable[[list[str], str], Any]
 
 
 def metrics_of(results: Results) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the metrics of an evaluation by model and data set, NaN for a value that does not exist."""
+    """Return the metrics of an evaluation by model and data set. A value that does not exist becomes NaN."""
     return {
         model: {name: {key: nan if v is None else v for key, v in row.items()} for name, row in sets.items()}
         for model, sets in results.models.items()
@@ -48,9 +48,9 @@ class Report:
     """Results of an evaluation, made by `evaluate`. `print(report)` shows its tables.
 
     Attributes:
-        metrics: `{model: {data set: {metric: value}}}`; metrics have names such as `ndcg_at_10`, `mrr_at_10`,
-            `recall_at_100` and `auc`, and lie between 0 and 1.
-        path: the directory with all files if `output` was given, else None until `save`.
+        metrics: `{model: {data set: {metric: value}}}` with values from 0 to 1. Names of metrics are `ndcg_at_10`,
+            `mrr_at_10`, `recall_at_100`, `auc` and so on.
+        path: directory of the files of the evaluation; None if neither `output` nor `save` has named a directory.
 
     Examples:
         >>> report = rt.evaluate(["bm25", encoder], data, split="test")
@@ -86,10 +86,9 @@ class Report:
     def pairs(self) -> list[dict[str, Any]]:
         """Return a row for each data set, metric and pair of models, tested by a paired t-test over queries.
 
-        A row holds `dataset` (None for the mean over the data sets), `metric`, `model` (the better one), `against`,
-        `difference` with its 95 % interval `low` to `high`, `p`, `p_holm` (corrected for the number of pairs and data
-        sets of the metric), `effect` (Cohen's d_z) and `queries`.
-        """
+        A row holds `dataset` (None: the mean over the data sets), `metric`, `model` (the better one), `against` (the
+        other), `difference`, its 95 % interval (`low`, `high`), `p`, `p_holm` (`p` corrected for all pairs and data
+        sets of the metric), `effect` (Cohen's d_z) and the number of `queries`."""
         return [asdict(row) for row in self._results.pairs]
 
     @public
@@ -147,11 +146,11 @@ def evaluate(
     """Evaluate models side by side on the judged queries of a split, with exact search over all passages.
 
     Args:
-        models: a list, or a dictionary whose keys are the names in tables; a fusion such as `"bm25+NAME"` can use such
-            a name. Each is `"bm25"`, a name or path, a `Model`, a `Run`, a `SentenceTransformer`, a function, or a
-            system such as `"bm25+minilm"`, `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`. A function
-            `encode(texts, side)`, whose `side` is `query` or `passage`, returns embeddings `[texts, width]` for dot
-            products.
+        models: a list, or a dictionary whose keys are the names in tables. A fusion such as `"bm25+NAME"` may contain
+            such a NAME. A model is `"bm25"`, a name or path, a `Model`, a `Run`, a `SentenceTransformer`, a function,
+            or a system: `"bm25+minilm"`, `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`. A function
+            `encode(texts, side)` gets the side `query` or `passage` and returns embeddings `[texts, width]`. A score is
+            the dot product of two embeddings.
         data: one data set or several.
         split: the judged split.
         metrics: the metrics to compute, such as `"ndcg@10,recall@100,auc"` or a list of such names.
@@ -161,26 +160,26 @@ def evaluate(
             queries, or `"f1"`. For passages: `"kept=0.95"` (expected share of the relevant ones). For pairs:
             `"precision=0.9"` or `"recall=0.8"`. `calibration.json` is written to each model directory; `Index.search`
             reads it.
-        calibration_split: the split on which thresholds are chosen. If it is `split` itself, the same queries choose
-            and test the thresholds.
+        calibration_split: the split on which thresholds are chosen. If it is `split` itself, they are chosen and tested
+            on the same queries.
         confidence: the measure that decides whether a query is answered: `score`, `entropy` (by default) or `combined`.
-        unanswerable: source of further queries without an answer, in addition to those of the data sets: `"removed"`
-            removes the answers of half of the queries and `"removed=0.2"` of a fifth; or data sets of other domains.
+        unanswerable: sources of more queries without an answer, besides those of the data sets. `"removed"` removes the
+            answers of half of the queries, `"removed=0.2"` of a fifth. Data sets of other domains have such queries.
         relevance_level: lowest grade of a relevant passage.
-        drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
-        dtype: types of quantized embeddings to evaluate too, such as `["int8", "binary"]`; texts are encoded only once.
-        truncate_dim: truncated widths of the embeddings to evaluate too, such as `[64, 128]`.
-        rescore_multiplier: number of candidates that quantized embeddings find for each result to rescore; by default
+        drop_own_id: whether a passage that has the id of a query is left out of the query's results, as in BEIR.
+        dtype: types of quantized embeddings to evaluate as well, such as `["int8", "binary"]`. Texts are encoded once.
+        truncate_dim: widths of truncated embeddings to evaluate as well, such as `[64, 128]`.
+        rescore_multiplier: with quantized embeddings, the number of candidates to rescore for each result; by default
             2.
-        precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
-            and `bf16`.
-        output: directory to write, which `tracker` records. Without it the files are temporary: they exist as long as
-            the report, and `Report.save` keeps them.
+        precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the one passed to `load_model`, or the
+            faster of `fp32` and `bf16`.
+        output: directory to write, which `tracker` records. Without `output` the files are temporary: they are deleted
+            with the report; `Report.save` keeps a copy.
         fresh: whether to replace an earlier evaluation in `output`.
         tracker: where an evaluation with `output` is logged; see `train`.
 
     Raises:
-        ConfigError: a model, metric or setting is unknown, or two models have one name.
+        ConfigError: a model, metric or setting is unknown, or two models have the same name.
         DataError: a data set lacks the split, or no query of it has a relevant passage.
         ModelError: a model cannot be loaded.
         StorageError: a file cannot be written, or another process writes `output`.
@@ -206,8 +205,8 @@ def evaluate(
     check_changed(checked(config), only=["rescore_multiplier"])
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
-        raise ConfigError("is not a list of models", "models", "give a list such as ['bm25', 'minilm']")
-    functions: list[FunctionEncoder] = []  # their names stay registered as long as these objects exist
+        raise ConfigError("is not a list with at least one model", "models", "give a list such as ['bm25', 'minilm']")
+    functions: list[FunctionEncoder] = []  # the name of a function is registered while its object exists
     evaluated = _evaluated(models, functions)
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 
@@ -249,15 +248,15 @@ def compare(
     """Write one HTML page that compares finished runs of training and evaluation.
 
     Args:
-        runs: each a `Run`, a `Report`, a directory, an id of MLflow (32 digits), or a filter of MLflow's search such as
-            `"params.loss.loss = 'mw'"`. Gains and tests are against the first one.
+        runs: elements are a `Run`, a `Report`, a directory, an MLflow run id (32 hexadecimal digits), or an MLflow
+            filter such as `"params.loss.loss = 'mw'"`. The page compares every run with the first one.
         output: the HTML file to write.
 
     Returns:
         The file.
 
     Raises:
-        ConfigError: one of them is not a finished run.
+        ConfigError: an element of `runs` is not a finished run.
         StorageError: a run is damaged, or the file cannot be written.
 
     Examples:
@@ -267,7 +266,7 @@ def compare(
         PosixPath('page.html')
     """
     if isinstance(runs, str | os.PathLike | Run | Report) or not runs:
-        raise ConfigError("is not a list of runs", "runs", "give a list such as ['runs/a', 'runs/b']")
+        raise ConfigError("is not a list with at least one run", "runs", "give a list such as ['runs/a', 'runs/b']")
     words = [str(one._folder if isinstance(one, Report) else one.path if isinstance(one, Run) else one) for one in runs]
     page = path_of(output)
 
@@ -286,7 +285,7 @@ def _evaluated(
     from raytriever.retrieval.endpoints.encode_function import function_encoder
 
     labeled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
-    own: dict[str, SystemTree] = {}  # systems that a fusion can name
+    own: dict[str, SystemTree] = {}  # systems that a fusion can contain, by name
     rows: list[tuple[str | None, SystemTree | str]] = []
     for label, model in labeled:
         system: SystemTree | str

@@ -1,4 +1,4 @@
-"""Encoders and training runs of the public API."""
+"""Public API for encoders and finished training runs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Model(MtebEncoder):
     Attributes:
         name: `minilm`, a directory or a hub name.
         config: its settings: prompts, lengths, pooling and similarity.
-        precision: precision of encoding, `fp32`, `bf16` or `int8`, as passed to `load_model`; `fp32` for a run that was
-            trained with this setting; None for the faster of `fp32` and `bf16`.
+        precision: precision of encoding as passed to `load_model` (`fp32`, `bf16` or `int8`). By default it is `fp32`
+            for a run that was trained in `fp32`, else None, which means the faster of `fp32` and `bf16`.
 
     Examples:
         >>> model = rt.load_model(encoder)
@@ -60,10 +60,10 @@ class Model(MtebEncoder):
         """Encode queries.
 
         Args:
-            texts: any number of them; the model's query prompt is put before each.
+            texts: any number of texts; the model's query prompt is put before each text.
 
         Returns:
-            Embeddings, float32 `[len(texts), width]`, of length 1 where the similarity is cosine. The score of a query
+            Embeddings, float32 `[len(texts), width]`, of length 1 if the similarity is cosine. The score of a query
             and a passage is the dot product of their embeddings.
 
         Raises:
@@ -74,10 +74,10 @@ class Model(MtebEncoder):
 
     @public
     def encode_passages(self, texts: Sequence[str]) -> Float32[ndarray, "texts width"]:
-        """Encode passages; see `encode_queries`. The title of a passage comes before its text, with a space between.
+        """Encode passages; see `encode_queries`. If a passage has a title, put it and a space before the text.
 
         Args:
-            texts: any number of them; the model's passage prompt is put before each.
+            texts: any number of texts; the model's passage prompt is put before each text.
 
         Returns:
             Embeddings, float32 `[len(texts), width]`.
@@ -175,10 +175,10 @@ def load_model(
     Args:
         name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
             sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`. `openai:NAME` is
-            the model NAME of a service with OpenAI's `/v1/embeddings`. Answers are cached, so no text is sent twice.
+            the model NAME of a service with OpenAI's `/v1/embeddings`. Its answers are cached: no text is sent twice.
         revision: commit or tag of a hub model.
-        precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default `fp32` for a run that was
-            trained with this setting, else the faster of `fp32` and `bf16`. A warning says if that is bf16.
+        precision: Precision of encoding: `fp32`, `bf16` or, on a CPU, `int8`. By default it is `fp32` for a run that
+            was trained in `fp32`, else the faster of `fp32` and `bf16`. A warning tells you if that is `bf16`.
         pooling: `mean`, `cls`, `last`, `max`, `mean_sqrt_len` or `weightedmean`; or several joined by `+`.
         similarity: `cosine` normalizes embeddings, `dot` leaves them as they are.
         towers: `shared`, or `separate` for one encoder of queries and one of passages, as in DPR.
@@ -190,8 +190,8 @@ def load_model(
             take precedence over the other prompts.
         query_length: longest query in tokens; longer ones are cut.
         passage_length: longest passage in tokens; longer ones are cut.
-        truncate_dim: number of leading components to keep of each embedding, for Matryoshka models; the `dimensions` of
-            a service.
+        truncate_dim: number of leading components to keep of each embedding, for Matryoshka models. For a service it is
+            the parameter `dimensions`.
         base_url: address of the service.
         key_variable: environment variable that holds the service's API key.
         in_flight: largest number of parallel requests.
@@ -250,7 +250,7 @@ def _read_prompts(prompts: Mapping[str, str | Mapping[str, str]]) -> dict[str, s
 
 
 def settings_of(model: ModelLike) -> ModelConfig:
-    """Return the settings of a model that is given by name, as a `Model`, or as the run that trained it."""
+    """Return the settings of a model: of its name, its `Model`, or the `Run` that trained it."""
     if isinstance(model, Model):
         return model.config
     if isinstance(model, Run):
@@ -258,7 +258,7 @@ def settings_of(model: ModelLike) -> ModelConfig:
     if isinstance(model, str | os.PathLike):
         return checked(EncoderConfig(model=os.fspath(model)))
     raise ConfigError(
-        f"is {type(model).__name__}", "model", "give a name, a path, the result of load_model, or the result of train"
+        f"is {type(model).__name__}, not a model", "model", "give a name, a path, or what load_model or train returned"
     )
 
 
@@ -270,7 +270,7 @@ def loaded(model: ModelLike) -> Model:
 
 
 def run_precision(name: str) -> str | None:
-    """Return `fp32` for the model of a run whose settings ask for it, else None: the hardware decides."""
+    """Return `fp32` if `name` is the path of a run (or of its model) that was trained in `fp32`, else None."""
     from raytriever.experiments.run.run_directory import CONFIG
     from raytriever.training.run_config import read_settings
 
@@ -284,8 +284,8 @@ def run_precision(name: str) -> str | None:
 
 
 def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
-    """Return the precision of a call: the explicit one, or the one of its models. Raise `ConfigError` if the precision
-    is unknown, or the models were loaded with different precisions."""
+    """Return the precision of a call: the explicit one, else that of its models, else None. Raise `ConfigError` if the
+    precision is unknown, or the models were loaded with different precisions."""
     if explicit not in (None, *PRECISIONS):
         raise ConfigError(f"unknown value {explicit!r}", "precision", "give 'fp32', 'bf16' or 'int8'")
     given = [model.model if isinstance(model, Run) else model for model in models if model is not None]
@@ -295,7 +295,7 @@ def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
         if isinstance(model, Model | str | os.PathLike)
     } - {None}
     if explicit is None and len(precisions) > 1:
-        raise ConfigError("the models were loaded with different ones", "precision", "give 'fp32', 'bf16' or 'int8'")
+        raise ConfigError("the models were loaded with different values", "precision", "give 'fp32', 'bf16' or 'int8'")
     return explicit or next(iter(precisions), None)
 
 
@@ -307,7 +307,7 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
 
     if isinstance(texts, str | bytes):
         raise ConfigError("is one text, not a list of texts", argument, "put it in a list")
-    # Iterating over a frame yields its column names, and over a table of `datasets` its rows: never the texts.
+    # A loop over a frame yields column names, and a loop over a table of `datasets` yields rows: never the texts.
     is_table = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if is_table or isinstance(texts, Mapping | Set) or not isinstance(texts, Iterable):
         what = f"is {type(texts).__name__}, not a list of texts"
@@ -320,7 +320,7 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
 
 
 def path_of(value: str | os.PathLike[str], name: str = "output") -> Path:
-    """Return a path argument with `~` expanded, or the copy of a URI; raises `ConfigError` where it is empty."""
+    """Return a path with `~` expanded, or that of the local copy of a URI. Raises `ConfigError` if it is empty."""
     text = os.fspath(value)
     if not text.strip():
         raise ConfigError("the path is empty", name, "give a path")

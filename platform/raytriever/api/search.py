@@ -1,4 +1,4 @@
-"""Search of the public API."""
+"""Public API for search."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Index:
 
     def __init__(self, kind: str, searcher: PassageIndex) -> None:
         self.kind, self._searcher = kind, searcher
-        # The norms and the order of ids are computed at the first search: here, so that no search of the user waits.
+        # The first search computes norms and the order of ids. Search once here, so that no search of the user waits.
         searcher.search(["warm up"], 1)
 
     def __len__(self) -> int:
@@ -58,13 +58,13 @@ class Index:
             queries: the questions, none of them blank.
             top_k: how many passages, at least 1.
             threshold: lowest score of a returned passage; it replaces the threshold in `calibration.json`. `"kept"`
-                takes the threshold of the target `kept` from there; `top_k=100` then returns all kept passages.
+                means the threshold that was chosen for the target `kept`; `top_k` still limits the number of passages.
 
         Returns:
             For each query its `Hits`: a list, best first. There are fewer than `top_k` if the index has fewer passages,
             the threshold removes some, or a graph index (`hnsw`, `vamana`, `roargraph`) does not reach enough. If the
-            model has a `calibration.json` for these passages, every hit has a `probability`, and `answerable` says
-            whether the confidence reaches the threshold.
+            model has a `calibration.json` for these passages, every hit has a `probability`. Then `answerable` says
+            whether the confidence of the query reaches the threshold.
 
         Raises:
             ConfigError: `queries` is not a list of texts, a query is blank, or a number is out of range. Or `threshold`
@@ -74,7 +74,7 @@ class Index:
         texts = check_texts(queries, "queries")
         for index, text in enumerate(texts):
             if not text.strip():
-                raise ConfigError(f"query {index} is empty", "queries", "give a few words")
+                raise ConfigError(f"query {index} is blank", "queries", "give a few words")
         if top_k < 1:
             raise ConfigError(f"{top_k} is out of range", "top_k", "give at least 1")
         if isinstance(threshold, str) and threshold != "kept":
@@ -105,15 +105,15 @@ def build_index(
         model: the encoder.
         data: the data set whose passages are searched.
         kind: `exact`, or an approximate index: `flat`, `ivf`, `ivfpq`, `hnsw`, `vamana` or `roargraph`.
-        output: directory of an approximate index, which is opened if it exists and else built. If the passages have
-            changed, it is built again.
+        output: directory of an approximate index. An index that exists there is opened, or built again if the passages
+            have changed.
         seed: seed of the random draws of an approximate index.
         calibration: `calibration.json` of this model and data set; by default the one in the model's directory.
         settings: settings of an approximate index, which `raytriever index --help` explains: `effort`, `lists`,
             `code_bytes`, `degree`, `build_beam`, `nearest`, `training_split`.
 
     Raises:
-        ConfigError: the kind is unknown or does not have a setting, or the calibration belongs to another model.
+        ConfigError: the kind is unknown, it lacks one of `settings`, or the calibration belongs to another model.
         DataError: the data set cannot be opened.
         ModelError: the model cannot be loaded, or an embedding is not finite.
         StorageError: the cache or `output` cannot be written, or `output` holds another index.
@@ -157,7 +157,7 @@ def _approximate(
         if name not in names:
             raise ConfigError(f"unknown setting {name!r}", "build_index", did_you_mean(name, names))
     if output is None:
-        raise ConfigError("an approximate index is kept in a directory", "output", "give output='indexes/mine'")
+        raise ConfigError("an approximate index needs a directory", "output", "give output='indexes/mine'")
     config = checked(IndexConfig(index=kind, **settings))
     check_changed(config)
     folder = path_of(output)

@@ -1,7 +1,6 @@
 """Conversion of tables in memory to files of a data set: one JSON object per row, written to the cache once.
 
-Rows keep their order and number. So the row number of an error or of a quarantined row is that of the user's table.
-"""
+Rows keep their order and number. So the row number of an error or of a quarantined row is that of the user's table."""
 
 from __future__ import annotations
 
@@ -40,14 +39,14 @@ class Table:
     rows: Rows
 
     def require(self, *columns: str, remedy: str = "rename the columns") -> None:
-        """Raise `DataError` if a column is missing. It names the missing columns, all columns, and similar ones."""
+        """Raise `DataError` if a column is missing. The error lists the missing, the existing and similar columns."""
         missing = [name for name in columns if name not in self.columns]
         if not missing:
             return
         similar = [hint for name in missing if (hint := did_you_mean(name, self.columns)).startswith("did")]
         raise DataError(
             f"the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} "
-            f"{'is' if len(missing) == 1 else 'are'} missing; it has {', '.join(map(repr, self.columns)) or 'none'}",
+            f"{'are' if missing[1:] else 'is'} missing; the table has {', '.join(map(repr, self.columns)) or 'none'}",
             self.title,
             " ".join([*similar, remedy.capitalize() if similar else remedy]),
         )
@@ -60,7 +59,7 @@ def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any)
             raise DataError(f"is {type(value).__name__}, not a dictionary", title, f"give {_FORMS[title]}")
     for split, by_query in judgements.items():
         if not isinstance(by_query, Mapping) or not all(isinstance(one, Mapping) for one in by_query.values()):
-            raise DataError(f"{split!r} holds no dictionaries", "judgements", f"give {_FORMS['judgements']}")
+            raise DataError(f"{split!r} is no dictionary of dictionaries", "judgements", f"give {_FORMS['judgements']}")
     if not isinstance(unanswerable, Mapping) or any(
         isinstance(names, str) or not isinstance(names, Iterable) for names in unanswerable.values()
     ):
@@ -95,7 +94,7 @@ def _unanswerable_rows(names: Sequence[Any]) -> Rows:
 
 
 def refuse_shares(shares: Shares, decider: str) -> None:
-    """Raise `ConfigError` if a share was given where something else decides the splits."""
+    """Raise `ConfigError` if a share was passed: it has no effect, because `decider` decides the splits."""
     for name, share in (("test_share", shares.test), ("dev_share", shares.dev)):
         if share is not None:
             raise ConfigError(f"has no effect: {decider} decides the splits", setting(name, share), "leave it out")
@@ -108,7 +107,7 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
     table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
     first = next(iter(table.rows()), None)
     if first is None:
-        raise DataError("has no row", table.title, "give at least three pairs")
+        raise DataError("has no rows", table.title, "give at least three pairs")
     values = [json_value(first[one]) for one in table.columns]
     names = column_names(table.columns, values, {"query": query, "passage": passage})
     if votes := votes_note(table.columns, names, "rename it to 'label'"):
@@ -138,12 +137,12 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
 
 
 def _recognized(table: Table, query: str, passage: str) -> tuple[str, str]:
-    """Return the columns of queries and passages. Another well-known name replaces a default name that is missing."""
+    """Return the columns of queries and passages. If a default column is missing, a similar known one is used."""
     named = {role: column for role, column in (("query", query), ("passage", passage)) if column != role}
     with suppress(DataError):  # `require` then says which columns are missing
         chosen = choose_columns(table.title, table.columns, (QUERY, PASSAGE), named, "")
         if (chosen["query"], chosen["passage"]) != (query, passage):
-            warn(f"{table.title} is read with query = {chosen['query']!r}, passage = {chosen['passage']!r}")
+            warn(f"{table.title}: columns {chosen['query']!r} (queries) and {chosen['passage']!r} (passages) are used")
         return chosen["query"], chosen["passage"]
     return query, passage
 
@@ -181,7 +180,7 @@ def judged_tables(documents: Table, queries: Table, judgements: Table, split: st
 
 
 def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
-    """Return the ids of the queries that no document answers, by split; `test` if there is no column `split`."""
+    """Return the ids of the queries that no document answers, by split. Without a column `split` all are in `test`."""
     ids: dict[str, list[Any]] = {}
     for row in queries.rows() if ANSWERABLE in queries.columns else ():
         value = json_value(row[ANSWERABLE])
@@ -200,7 +199,7 @@ def hub_tables(splits: Any) -> Files:
     import datasets
 
     if isinstance(splits, datasets.Dataset):
-        splits = splits.with_format(None)  # rows of Python values, not of the format that the user has set
+        splits = splits.with_format(None)  # yield Python values, whatever format the user has set
         return pair_files(
             Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None, Shares()
         )
@@ -234,10 +233,10 @@ def frame_table(title: str, frame: Any) -> Table:
 
 
 def csv_table(path: str | os.PathLike[str]) -> Table:
-    """Return the table of a CSV or TSV file. A row with too many or too few fields becomes a row without values."""
+    """Return the table of a CSV or TSV file. In a row with too many or too few fields, every value becomes None."""
     file = os.fspath(path) if is_uri(os.fspath(path)) else str(Path(path).expanduser())
     if not re.search(r"\.[ct]sv(\.gz)?$", file, re.IGNORECASE):
-        raise DataError("is not a CSV or TSV file, and only these have columns to name", file, "leave the names out")
+        raise DataError("is not a CSV or TSV file, so it has no columns to name", file, "leave out the column names")
     if not is_uri(file):
         FILE.check(file, "dataset")
     table = TableFile.open(file)
@@ -291,7 +290,7 @@ def _division(table: Table, query: str, shares: Shares) -> Callable[[Row], str]:
 
 
 def _grade(value: Any) -> Any:
-    """Return a grade as an integer if its value is one, such as `1.0` or the text `1`; else return it unchanged."""
+    """Return a whole number, such as `1.0` or the text `1`, as an integer; return any other grade unchanged."""
     if isinstance(value, str) and (number := re.fullmatch(r"(-?\d{1,9})(\.0*)?", value.strip())):
         return int(number[1])
     plain = json_value(value)

@@ -1,4 +1,4 @@
-"""Hard negatives and training runs of the public API."""
+"""Public API for hard negatives and training."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class HardNegatives:
         return read_ids(self.path)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the pairs as a frame with ids of query and document, origin, rank (from 0), score and round of mining.
+        """Return the pairs as a frame: ids of query and document, origin, rank (from 0), score and round of mining.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -114,10 +114,10 @@ def mine_hard_negatives(
             if there is a model, else `bm25`.
         num_negatives: largest number of negatives that each method keeps for a query.
         range_min: first rank that is used; rank 0 is the best passage that is not known to be relevant.
-        range_max: rank before which the candidates end.
+        range_max: first rank that is not used.
         max_score: candidates that score higher are removed.
-        absolute_margin: how far below the lowest score of a positive a candidate must be.
-        relative_margin: the same as a share of the positive's score: 0.05 keeps candidates with at most 95 % of it.
+        absolute_margin: smallest difference between the lowest score of a positive and the score of a candidate.
+        relative_margin: this difference as a share of the positive's score: 0.05 keeps candidates up to 95 % of it.
         sampling_strategy: which of the remaining candidates are kept: `top` or `random`.
         drop_answers: whether candidates that hold an answer of the query are removed.
         judge: directory or hub name of a cross-encoder whose scores the margins use.
@@ -201,7 +201,7 @@ def train(
     tracker: str = "mlflow",
     **settings: Any,
 ) -> Run:
-    """Train an encoder with Ray Train. Evaluate BM25 and the encoder on the test split, before and after training.
+    """Train an encoder with Ray Train. Evaluate BM25, and the encoder before and after training, on the test split.
 
     Ray runs on this machine during the call, unless the process is already connected to a cluster or `RAY_ADDRESS`
     names one. The run is recorded by MLflow (`MLFLOW_TRACKING_URI`, or `mlflow.db` in the working directory). Repeat an
@@ -227,8 +227,8 @@ def train(
             settings passed.
         recipe: named settings to start from: `pydocs`, `minilm`, `xlmr-base` or `xlmr-large`.
         fresh: whether to remove an earlier run in `output`.
-        tracker: where the run is logged: `mlflow`, `wandb`, `tensorboard`, `trackio`, several as `mlflow,wandb`, or
-            `none`.
+        tracker: where the run is logged: `mlflow`, `wandb`, `tensorboard`, `trackio`, several of them separated by
+            commas, or `none`.
         settings: any other setting of `raytriever train --help-all`, with `_` for `-`, such as `negatives_per_query`.
 
     Raises:
@@ -281,7 +281,7 @@ def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dic
         mined, path = MOST_DRAWN, os.fspath(hard_negatives)
     else:
         raise ConfigError(
-            f"is {type(hard_negatives).__name__}", "hard_negatives", "give the result of mine_hard_negatives or a path"
+            f"has the type {type(hard_negatives).__name__}", "hard_negatives", "give a HardNegatives object or a path"
         )
     return {"negatives_table": path, "negatives_per_query": settings.get("negatives_per_query", min(mined, MOST_DRAWN))}
 

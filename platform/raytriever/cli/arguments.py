@@ -2,8 +2,7 @@
 
 A flag that the command line omits is absent from the parsed arguments. So each layer overrides the one before: the
 defaults of the settings, a recipe, a configuration file, the flags. We use argparse rather than a library that
-generates command lines, because every user error must end in one line.
-"""
+generates command lines, because every user error must end in one line."""
 
 from __future__ import annotations
 
@@ -111,12 +110,12 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 break
             flag = word.split("=")[0]
-            # Check this first: argparse would report that a required flag is missing if it is misspelt.
+            # Check for unknown flags first: argparse would report a misspelt required flag as missing.
             if flag not in flags and (instead := removed(flag)):
                 raise ConfigError("was removed", flag, instead)
             if flag in self.of_files and "--config" in flags:
                 remedy = f"write {self.of_files[flag]} into a file, and give --config FILE"
-                raise ConfigError("has no flag", flag, remedy)
+                raise ConfigError("is a setting without a flag", flag, remedy)
             if flag.startswith("--") and flag not in flags:
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
             _check_utf8(word, _setting_before(words, index, flags))
@@ -139,7 +138,7 @@ def _setting_before(words: Sequence[str], index: int, flags: Collection[str]) ->
 
 
 def _check_utf8(word: str, name: str | None) -> None:
-    """Raise `ConfigError` if a word is not UTF-8: Python receives such bytes as halves of surrogate pairs."""
+    """Raise `ConfigError` if a word is not UTF-8. Python decodes such bytes as halves of surrogate pairs."""
     try:
         word.encode()
     except UnicodeEncodeError as error:
@@ -225,7 +224,7 @@ class Argument:
         self._setting = name.removeprefix("--").replace("-", "_") if name.startswith("-") else ""
 
     def add(self, parser: Parser) -> None:
-        """Add it to a parser."""
+        """Add this argument to a parser."""
         defaults: dict[str, Any] = {"default": []} if "nargs" in self._settings else {}
         if "action" not in self._settings:
             kind, metavar = self._reads, "NAME" if self._setting else None
@@ -261,7 +260,7 @@ def quote_command(*words: object) -> str:
 
 
 def program_path(name: str) -> str:
-    """Return how to call a program of this environment: its name if the shell finds it, else its path."""
+    """Return the word that calls a program of this environment: its name if the shell finds it, else its path."""
     own = Path(sys.executable).with_name(name)
     in_shell = shutil.which(name)
     if in_shell is not None and Path(in_shell).absolute() == own.absolute():

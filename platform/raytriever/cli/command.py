@@ -1,8 +1,7 @@
 """Declaration of a command, and the steps that all commands share.
 
 A command reads its flags, builds its settings, checks them before anything heavy is imported, locks its output, works,
-and prints. `cli/commands.py` is the table of all commands.
-"""
+and prints. `cli/commands.py` is the table of all commands."""
 
 from __future__ import annotations
 
@@ -44,38 +43,31 @@ class SettingsGroup:
 
 @dataclass(frozen=True)
 class Command:
-    """Command of raytriever.
+    """Command of raytriever."""
 
-    Args:
-        run: Function that does the work and yields the lines to print. Heavy imports belong inside it.
-        arguments: Flags and positional arguments other than settings.
-        settings: Settings that the command line may contain.
-        read: Function that returns the checked settings of a command line by attribute of `Given`. By default the flags
-            of each group override its defaults.
-        needs: What an argument or setting needs to have an effect, by name; see `Need`.
-        check: Function that raises `ConfigError` for settings that contradict each other.
-        output: Help of `--output`, the directory that the command writes and locks; empty for a command without one.
-        default_output: Function that returns the default of `--output`; None if the flag is required.
-        writes: Function that returns False if the command only reads its output. Then the output is not locked.
-        free_text: Name of an argument that holds a question; see `Parser`.
-        common: Flags that `--help` shows; see `Parser`.
-    """
-
+    # Function that does the work and yields the lines to print. Heavy imports belong inside it.
     run: Callable[[Given], Iterable[str]]
     _: KW_ONLY
-    arguments: Sequence[Argument] = ()
-    settings: Sequence[SettingsGroup] = ()
+    arguments: Sequence[Argument] = ()  # Flags and positional arguments other than settings
+    settings: Sequence[SettingsGroup] = ()  # Settings that the command line may contain
+    # Function that reads a command line and returns checked settings, by attribute of `Given`. By default the flags of
+    # each group override the defaults of its settings.
     read: Callable[[argparse.Namespace], Mapping[str, Any]] | None = None
+    # Conditions under which an argument or setting has an effect, by its name; see `Need`.
     needs: Mapping[str, Sequence[Need]] = field(default_factory=dict)
+    # Function that raises `ConfigError` for settings that contradict each other.
     check: Callable[[Given], None] | None = None
+    # Help of `--output`, the directory that the command writes and locks; empty for a command without one.
     output: str = ""
+    # Function that returns the default of `--output`; None if the flag is required.
     default_output: Callable[[Given], Path] | None = None
+    # Function that returns False if the command only reads its output. Then the output is not locked.
     writes: Callable[[Given], bool] = lambda given: True
-    free_text: str | None = None
-    common: Sequence[str] = ()
+    free_text: str | None = None  # Name of an argument that holds a question; see `Parser`
+    common: Sequence[str] = ()  # Flags that `--help` shows; see `Parser`
 
     def parser(self, name: str, purpose: str) -> Parser:
-        """Return the parser of the command. Help shows its name and purpose."""
+        """Return the parser of the command. `--help` shows the name and the purpose of the command."""
         parser = Parser(name, f"{purpose[0].upper()}{purpose[1:]}.", self.common, self.free_text)
         if self.output:
             add_output(parser, self.output, required=self.default_output is None)

@@ -11,17 +11,11 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """Row of the table of commands. The command is imported when it runs or when its flags are shown.
+    """Row of the table of commands. The command is imported when it runs or when its flags are shown."""
 
-    Attributes:
-        task: Title of the command's group in the overview.
-        help: Purpose of the command in one line.
-        location: Module and name of its `Command`, such as `raytriever.cli.model_commands:SEARCH`.
-    """
-
-    task: str
-    help: str
-    location: str
+    task: str  # Title of the command's group in the overview
+    help: str  # Purpose of the command in one line
+    location: str  # Module and name of its `Command`, such as `raytriever.cli.model_commands:SEARCH`
 
     @property
     def command(self) -> Command:

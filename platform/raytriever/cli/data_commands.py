@@ -55,7 +55,7 @@ def import_documents(given: Given) -> Iterator[str]:
 
 IMPORT = Command(
     import_documents,
-    output="folder to write the data set to, in BEIR layout; an import that is there is replaced",
+    output="folder to write the data set to, in BEIR layout; an earlier import there is replaced",
     arguments=[Argument("folder", "folder of documents, or its URI", DOCUMENTS)],
     settings=[
         SettingsGroup("documents", ImportConfig, "import"),
@@ -141,7 +141,7 @@ ANNOTATE = Command(
     output="folder to write the annotated data set to",
     writes=lambda given: not given.dry_run,
     arguments=[
-        _split("split whose queries are annotated; a new name means the queries without a judgement", _new_split),
+        _split("split whose queries are annotated; with a new name, all queries without a judgement", _new_split),
         Argument("--dry-run", "print the estimated cost and send no request", action="store_true"),
         Argument(
             "--answers",
@@ -181,7 +181,7 @@ def mine(given: Given) -> Iterator[str]:
     yield format_counts(mined)
     counts = mined.counts_per_query
     short, none = int((counts < mined.wanted).sum()), int((counts == 0).sum())
-    yield f"\n{len(counts):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none"
+    yield f"\n{len(counts):,} queries; {short:,} have fewer than {mined.wanted} negatives, {none:,} have none"
     if quarantined:
         yield quarantined
     number = min(given.mining.num_negatives, 5)

@@ -27,14 +27,14 @@ def check_evaluation(given: Given) -> None:
     """Raise `ConfigError` for settings that contradict each other."""
     config = given.evaluation
     if config.suite == MTEB and len(config.widths) > 1:
-        raise ConfigError("names several widths, which --suite mteb cannot compare", "--truncate-dim", "give one")
-    # `without_effect` skips a setting whose value is False, as `--no-drop-own-id` makes it.
+        raise ConfigError("names several widths, but --suite mteb evaluates only one", "--truncate-dim", "give one")
+    # `without_effect` ignores settings that are False, and `--no-drop-own-id` sets `drop_own_id` to False.
     if config.suite == MTEB and "drop_own_id" in given.explicit_flags:
         raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
 
 
 def evaluate(given: Given) -> Iterator[str]:
-    """Evaluate, and yield the table and the files."""
+    """Evaluate the models; yield the table and the paths of the files."""
     from raytriever.cluster.evaluate_on_cluster import evaluate_in_session
     from raytriever.evaluation.requested_models import read_models
 
@@ -133,7 +133,7 @@ EVALUATE = Command(
         SettingsGroup("encoding", EncodeConfig, "encoding", "actors", "actor_gpus", "actor_cpus"),
         PRECISION,
     ],
-    # `evaluate --suite mteb` compares models on tasks.
+    # `--suite mteb` evaluates on tasks of MTEB, so these flags have no effect.
     needs=endpoint_needs("models")
     | dict.fromkeys(("datasets", "baseline", "bm25_language"), (Need("suite", MTEB, negated=True),)),
 )

@@ -2,8 +2,7 @@
 
 A user error, or a GPU that fails, ends in one line and exit code 2. An interruption (Ctrl-C, the SIGTERM of `ray job
 stop`, or the SIGHUP of a closed terminal) ends in one line and exit code 130. Any other exception keeps its traceback,
-because it is a defect of raytriever. `--debug` shows all tracebacks.
-"""
+because it is a defect of raytriever. `--debug` shows all tracebacks."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ LONGEST_ERROR = 1500  # characters
 
 
 def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
-    """Run one command, by default that of this process and its flags, and return its exit code. The console script
-    `raytriever` calls it without arguments."""
+    """Run one command and return its exit code. By default the command and its flags are read from `sys.argv`, as for
+    the console script `raytriever`."""
     arguments = list(sys.argv[1:] if words is None else words)
-    # Freezing skips Python's last garbage collections, which take a second or two with the objects of torch and Ray.
+    # Skip Python's last garbage collections: with the objects of torch and Ray they take a second or two.
     atexit.register(gc.freeze)
     open_missing_streams()
     try:
@@ -53,13 +52,13 @@ def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
 
 
 class _Work:
-    """Progress line for a command that prints nothing: it says whether the command loads packages or works."""
+    """Progress line of a command that prints nothing. It says whether the command is loading packages or working."""
 
     def __init__(self, name: str) -> None:
         self._name, self._loaded = name, 0
 
     def line(self, seconds: float) -> str:
-        """Return the line of `activity`."""
+        """Return the line that `activity` prints."""
         before, self._loaded = self._loaded, len(sys.modules)
         doing = f"loading {next(reversed(sys.modules)).partition('.')[0]}" if self._loaded > before else "working"
         return f"raytriever {self._name} is {doing}: {seconds:.0f} s"
@@ -81,11 +80,10 @@ def _show_overview(words: list[str]) -> None:
 
 
 def _exit_code(error: BaseException, debug: bool) -> int:
-    """Print an error that is being handled as one line, and return its exit code. Reraise a defect of raytriever.
+    """Print an error as one line and return its exit code. Raise it again if it is a defect of raytriever.
 
-    System errors (a full disk, too many open files) arrive here as user errors. Their line begins with the name of the
-    command if the error has no path.
-    """
+    System errors (a full disk, too many open files) were converted to user errors earlier. If such an error has no
+    path, its line begins with the name of the command."""
     if isinstance(error, KeyboardInterrupt):
         warn("interrupted; run the same command again to continue")
         return 130
@@ -107,13 +105,13 @@ def _exit_code(error: BaseException, debug: bool) -> int:
 
 
 def _report(text: str) -> None:
-    """Print a line on standard error. If that is closed, the exit code alone reports the error."""
+    """Print a line on standard error. If standard error is closed, only the exit code reports the error."""
     with suppress(BrokenPipeError):
         warn(text)
 
 
 def _error_line(text: str) -> str:
-    """Return an error as one line. A very long one quotes a path or a row, so its middle is cut out."""
+    """Return an error as one line. Very long errors quote a path or a row, so their middle is cut out."""
     line = one_line(text)
     half = LONGEST_ERROR // 2
     return f"error: {line}" if len(line) <= LONGEST_ERROR else f"error: {line[:half]} ... {line[-half:]}"

@@ -85,7 +85,7 @@ def _clean(runs: list[RunEntry], states: list[str], yes: bool) -> Iterator[str]:
 
 
 def _agrees(question: str) -> bool:
-    """Ask on the terminal; without a terminal the answer is no."""
+    """Ask the user and return True for yes. Without a terminal, return False."""
     if sys.stdin is None or not sys.stdin.isatty():
         return False
     warn(f"{question} [y/N]")
@@ -107,7 +107,7 @@ RUNS = Command(
 
 
 def list_or_prune(given: Given) -> Iterator[str]:
-    """List the entries or prune them."""
+    """List or prune the entries of the cache."""
     if given.action not in CACHE_ACTIONS:
         raise ConfigError(f"unknown action {given.action!r}", remedy=did_you_mean(given.action, CACHE_ACTIONS))
     limits = {"--max-size": given.max_size, "--max-age": given.max_age}
@@ -116,7 +116,7 @@ def list_or_prune(given: Given) -> Iterator[str]:
         remedy = "give a size, such as --max-size 10GB, or an age, such as --max-age 30d"
         raise ConfigError("`cache prune` needs --max-size or --max-age", remedy=remedy)
     if given.action == "list" and flags:
-        raise ConfigError(f"`cache list` has no {flags[0]}", remedy="leave it out, or give `cache prune`")
+        raise ConfigError(f"`cache list` has no {flags[0]}", remedy="leave it out, or use `cache prune`")
     entries = cache_entries()
     yield from _list_cache(entries) if given.action == "list" else _prune(entries, given.max_size, given.max_age)
 
@@ -149,7 +149,7 @@ def _prune(entries: list[CacheEntry], max_size: int | None, max_age: float | Non
 
 
 def read_size(text: str) -> int:
-    """Read a size in bytes; raises `ConfigError`."""
+    """Convert a size such as `10GB` to bytes. Raises `ConfigError` for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{text!r} is not a size", "--max-size", "give a size such as 500MB or 10GB")
@@ -157,7 +157,7 @@ def read_size(text: str) -> int:
 
 
 def read_age(text: str) -> float:
-    """Read a time in seconds; raises `ConfigError`."""
+    """Convert an age such as `30d` to seconds. Raises `ConfigError` for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hd])", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{text!r} is not an age", "--max-age", "give an age such as 12h or 30d")

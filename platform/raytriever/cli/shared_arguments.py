@@ -28,5 +28,5 @@ def optional_path(text: str | None) -> Path | None:
 
 
 def next_command(*words: object) -> str:
-    """Return the lines that recommend the next command."""
+    """Return lines that suggest a command to run next."""
     return f"\nContinue with:\n  {quote_command('raytriever', *words)}"

@@ -15,22 +15,22 @@ from raytriever.experiments.run.start_run import check_run_name
 
 
 def study_file(text: str) -> Path:
-    """Read the path of a study. Raises `ConfigError` if it is not a YAML file."""
-    remedy = "give the path of a YAML file: one of yours, or one of studies/ in a checkout"
+    """Return the path of a study file. Raises `ConfigError` if its name does not end in `.yaml` or `.yml`."""
+    remedy = "give the path of a YAML file: your own, or a file of studies/ in a checkout"
     if not text.endswith((".yaml", ".yml")):
         raise ConfigError(f"{text!r} is not a study file", remedy=removed(f"study {text}") or remedy)
     return Path(text)
 
 
 def check_study(given: Given) -> None:
-    """Raise `UserError` for an invalid name, or a file that does not exist."""
+    """Raise `UserError` if the run name is invalid, or `FileNotFoundError` if the study file does not exist."""
     if given.run_name is not None:
         check_run_name(given.run_name)
     given.study.stat()
 
 
 def study(given: Given) -> Iterator[str]:
-    """Train and measure, and yield the table and the files."""
+    """Train and evaluate all arms; yield the table and the paths of the files."""
     from raytriever.evaluation.evaluation_files import LATEX
     from raytriever.experiments.study.outcome import PAGE, TABLE
     from raytriever.experiments.study.run_study import check_directory, run_study

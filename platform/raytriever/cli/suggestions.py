@@ -1,7 +1,6 @@
 """Suggestions for unknown flags and commands: those of other programs, those of earlier versions, and mistyped ones.
 
-One table serves all commands. A suggestion appears only if the command has every flag that it names.
-"""
+One table serves all commands. A suggestion appears only if the command has every flag that it names."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _ADVICE = {
     "give --batch-size, which counts the queries of a step over all workers": "per-device-train-batch-size",
     "give --query-length and --passage-length, in tokens": "max-seq-length max-length",
     "give --precision bf16": "fp16 bf16",
-    "nothing is needed: a GPU is used where there is one; CUDA_VISIBLE_DEVICES chooses": "device",
+    "leave it out: a GPU is used if there is one; CUDA_VISIBLE_DEVICES chooses among several": "device",
 }
 # Our command -> its names in other programs.
 _COMMANDS = {
@@ -55,17 +54,17 @@ _REMOVED = {
     "launch": "give `ray start --head` and `mlflow server`; see docs/tutorials/cluster.md",
     "submit": "give `ray job submit --working-dir . -- python jobs/COMMAND.py ...`; see docs/how-to/submit-a-job.md",
     "study ood": "give `python studies/gap.py` in a checkout; see docs/how-to/build-an-index.md",
-    "--scale": "a study is a file, such as studies/mw-in-domain.yaml in a checkout; see docs/how-to/run-a-study.md",
-    "runs show": "`raytriever runs list RUN` prints the step and the command that continues",
-    "--soft-labels": "use --guide, or --loss kl or margin-mse with the teacher",
+    "--scale": "give a study file, such as studies/mw-in-domain.yaml in a checkout; see docs/how-to/run-a-study.md",
+    "runs show": "`raytriever runs list RUN` prints the step of a run and the command that continues it",
+    "--soft-labels": "use --guide, or --loss kl or --loss margin-mse with --teacher",
     "--ranks": "give --range-min and --range-max",
-    "--min-delta": "every improvement of --best-metric counts",
-    "--eval-behind": "training waits when two validations are not finished",
-    "--checkpoint-minutes": "a checkpoint is written every 10 minutes; --checkpoint-steps writes more",
+    "--min-delta": "leave it out: any improvement of --best-metric, however small, resets --patience",
+    "--eval-behind": "leave it out: training waits while two validations are unfinished",
+    "--checkpoint-minutes": "a checkpoint is written every 10 minutes; give --checkpoint-steps for more",
     "--refresh-ranks": "give --refresh-relative-margin",
     "--refresh-max-score": "give --refresh-relative-margin",
     "--refresh-absolute-margin": "give --refresh-relative-margin",
-    "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",
+    "--gather-precision": "embeddings are sent in fp32; --loss-precision sets the precision of the loss's products",
 }
 
 

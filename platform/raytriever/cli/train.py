@@ -1,7 +1,6 @@
 """`train` and `quickstart`: train an encoder, measure it before and after, and print the table.
 
-The settings come from the defaults, a recipe, a configuration file and the flags.
-"""
+The settings come from the defaults, a recipe, a configuration file and the flags."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from raytriever.training.run_config import SECTION_OF, SECTIONS, Config, errors_
 
 
 def train(given: Given) -> Iterator[str]:
-    """Train, or print the memory plan of each training."""
+    """Train; with `--dry-run`, only print the memory that each stage needs."""
     config: Config = given.config
     if given.dry_run:
         from raytriever.experiments.run.dry_run import dry_run
@@ -60,7 +59,7 @@ _EXAMPLE = "compress a file with gzip"
 
 
 def read_run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the checked settings of a run, the settings before flags and file, and the name of the run."""
+    """Return the checked settings of a run, the defaults that file and flags override, and the name of the run."""
     config = resolve_settings(arguments)
     name = check_run(config, arguments.explicit_flags, arguments.run_name)
     return {"config": config, "base": _base(arguments), "name": name}
@@ -87,8 +86,7 @@ def resolve_settings(arguments: argparse.Namespace, may_have_stages: bool = True
 
 
 def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable[str]) -> None:
-    """Raise `ConfigError` unless the command line names each loss of a Python file that a settings file (`where`)
-    names.
+    """Raise `ConfigError` if settings (`where`) name a loss in a Python file that the command line does not name.
 
     A loss file is a program, and somebody else may have written the settings."""
     named = [LossFile.parse(term) for term in terms_of(getattr(arguments, "loss", ""))]
@@ -97,7 +95,7 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
         own = LossFile.parse(term)
         if own is not None and (os.path.realpath(own.file), own.name) not in known:
             remedy = f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}"
-            raise ConfigError(f"its loss {own.file}:{own.name} is a program of this file", where, remedy)
+            raise ConfigError(f"its loss {own.file}:{own.name} is a Python program", where, remedy)
 
 
 def _base(arguments: argparse.Namespace) -> Config:
@@ -109,7 +107,7 @@ def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _overridden_flags(config: Config, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each flag that the file overrides in a stage."""
+    """Yield a line for each flag that a stage of the configuration file overrides."""
     for name, value in flags.items():
         if own := [stage.name for stage in config.stages if settings_of(stage)[name] != value]:
             yield f"{flag_of(name)} {value}: the --config file overrides it in stage {', '.join(own)}"
@@ -141,7 +139,7 @@ RUN_SETTINGS = [SettingsGroup(section, kind, section) for section, kind in SECTI
 
 
 def run_arguments(what: str, name: str, file: str) -> list[Argument]:
-    """Return the flags of a run or a sweep other than settings. `name` describes its default name."""
+    """Return the flags of a run or a sweep that are not settings. `name` describes the default of `--run-name`."""
     return [
         Argument("--run-name", f"name of the {what}, for trackers (default: {name})"),
         Argument("--recipe", f"settings to start from: {', '.join(RECIPES)}"),
@@ -152,7 +150,7 @@ def run_arguments(what: str, name: str, file: str) -> list[Argument]:
 
 
 def default_output(given: Given) -> Path:
-    """Return the default directory of the run or sweep, which has its name."""
+    """Return the default directory of a run or sweep, which has the name of the run or sweep."""
     return runs_folder() / given.name
 
 
@@ -165,9 +163,7 @@ TRAIN = Command(
     writes=lambda given: not given.dry_run,
     arguments=[
         *run_arguments("run", "data, model, loss, seed", "; flags override them, `stages:` override flags"),
-        Argument(
-            "--dry-run", "print the memory that training needs and the chunk that fits; no start", action="store_true"
-        ),
+        Argument("--dry-run", "only print the memory that training needs and the chunk that fits", action="store_true"),
     ],
     settings=RUN_SETTINGS,
 )

@@ -45,7 +45,7 @@ def read_sweep(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def tune(given: Given) -> Iterator[str]:
-    """Search, and yield the tables; raises `TrialError` at the end if trials failed."""
+    """Search the settings and yield the tables. Raises `TrialError` at the end if trials failed."""
     base: Config = given.base
 
     from raytriever.core.terminal import text_table
@@ -64,14 +64,14 @@ def tune(given: Given) -> Iterator[str]:
         loss = str(read_settings(swept.path / "best.yaml").get("loss", {}).get("loss", ""))
         own = (
             ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []
-        )  # `train` runs a loss file only if the command line names it
+        )  # `train` runs a loss file only if its command line names the file
         best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", *own, "--output")
         yield f"\nContinue with:\n  {best} DIR"
         yield from show_views(swept.path, given.trackers)
         yield f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}"
     if swept.failed:
         first = swept.failed[0]
-        what = f"{len(swept.failed)} of {len(swept.trials)} trials failed, first {first.name}: {first.reason}"
+        what = f"{len(swept.failed)} of {len(swept.trials)} trials failed; the first was {first.name}: {first.reason}"
         raise TrialError(what, str(swept.path), "run the same command to try them again")
 
 

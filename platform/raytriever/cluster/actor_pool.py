@@ -1,13 +1,13 @@
 """Pool of actors that encode the shards of an embedding store, and search them.
 
-1. Only shard numbers, queries and result keys are sent. An actor reads tokens and embeddings from disk and commits
-   embeddings to disk, so the object store stays nearly empty for a corpus of any size.
+1. Only shard numbers, queries and result keys are sent. Actors read tokens and embeddings from disk and commit
+   embeddings to disk. So the object store stays nearly empty for a corpus of any size.
 2. Ray Data scales the encoding actors between a minimum and a maximum. If an actor or node dies, another actor gets its
    shard. Committed shards are not repeated. An uncommitted one starts again with the same batches, so its bytes do not
-   depend on failures. Ray would retry forever a shard that kills its actors; the shard encoder counts the attempts.
+   depend on failures. Ray would retry a shard that kills its actors forever, so the shard encoder counts attempts.
 3. Each search actor has some shards, copied to its GPU once if they fit. It returns its k best documents as keys of
    eight bytes. Queries are sent in batches whose result takes `RESULT_BYTES` for each actor, two batches at a time. A
-   result is merged as soon as it arrives. The final result has the same bytes as `exact_search`.
+   result is merged as soon as it arrives. The final result has the same bytes as that of `exact_search`.
 4. If a search actor dies, Ray restarts it on any node with free resources, and repeats its calls."""
 
 from __future__ import annotations
@@ -41,38 +41,33 @@ from raytriever.retrieval.index.exact_top_k import Corpus
 from raytriever.retrieval.index.pair_scores import check_finite
 from raytriever.retrieval.index.rank_keys import NONE, TieOrder, merge_keys
 
-# One task runs and one waits, so that an actor is not idle while Ray Data processes its result.
+# Tasks per actor: one runs and one waits, so that an actor is not idle while Ray Data processes a result.
 _TASKS_PER_ACTOR = 2
-# Shards per task. With several, a GPU encodes one while the next one is read and the previous one is written.
+# Shards per task. If a task has several, a GPU encodes a shard while the next is read and the previous is written.
 _SHARDS_PER_TASK = {"cpu": 1, "gpu": 4}
 RESULT_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2
 RESTARTS = 3  # maximum number of restarts of a search actor
 START_SECONDS = 600.0  # time in which the first search actor must start; enough for a cluster that grows on demand
 GRACE_SECONDS = 30.0  # further time in which the other search actors must start
-NICENESS = 10  # added to processes that reserve no resources, so that training on the same cores has priority
+NICENESS = 10  # nice value of processes that reserve no CPUs, so that training on the same cores has priority
 
 
 @dataclass(frozen=True)
 class ActorPool:
-    """Description of a pool of actors, which can be sent to other processes.
+    """Description of a pool of actors. The description can be sent to other processes.
 
-    Every node must see the stores, the data sets and the models under the same paths.
+    Every node must see the stores, the data sets and the models under the same paths."""
 
-    Args:
-        fewest, most: minimum and maximum number of actors; Ray Data adds actors if there is work and free resources.
-        cpus: cores and threads of each actor; 0 to share the cores with other processes, at a lower priority.
-        gpus: GPUs of each actor; a fraction if several share one, 0 to compute on the CPU.
-    """
-
+    # `fewest`, `most`: minimum and maximum number of actors; Ray Data adds actors if there is work and free resources.
     fewest: int
     most: int
-    cpus: int = 1
-    gpus: float = 0.0
+    cpus: int = 1  # cores and threads of each actor; 0 to share the cores with other processes, at a lower priority
+    gpus: float = 0.0  # GPUs of each actor; a fraction if several actors share a GPU, 0 to compute on the CPU
 
     @property
     def fits(self) -> int:
-        """Number of these actors that the cluster has resources for."""
+        """Number of such actors for which the cluster has resources."""
         resources = ray.cluster_resources()
         return int(resources.get("GPU", 0) / self.gpus if self.gpus else resources.get("CPU", 1) / self.cpus)
 
@@ -80,7 +75,7 @@ class ActorPool:
         """Raise `ConfigError` if the actors do not fit on this machine. A cluster at `RAY_ADDRESS` may grow."""
         if self.cpus and actors > (fits := self.fits) and not os.environ.get("RAY_ADDRESS"):
             size = f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus} CPUs"
-            raise ConfigError(f"{actors} {kind} with {size} each do not fit", where, f"at most {fits} fit here")
+            raise ConfigError(f"{actors} {kind} with {size} each do not fit", where, f"use at most {fits}")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -97,7 +92,7 @@ class ActorPool:
             return
         # `replace` copies the fields only, not the cached encoder and data set of this process.
         sent = replace(encoder, on_progress=None)
-        # As many tasks as the actors can share, so that none is idle at the end.
+        # Make tasks so small that every actor gets at least two, if possible. Then few actors are idle at the end.
         most = max(1, len(missing) // (_TASKS_PER_ACTOR * self.most))
         size = min(most, _SHARDS_PER_TASK["gpu" if self.gpus else "cpu"])
         tasks = -(-len(missing) // size)
@@ -127,7 +122,7 @@ class ActorPool:
         k: int,
         ties: Int64[ndarray, " documents"],
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Search with `most` actors; same results as `exact_search.search_store`.
+        """Search with `most` actors. The results are those of `exact_search.search_store`.
 
         Raises:
             ModelError: the shapes of the store, the queries and the ties differ, or an embedding is not finite.
@@ -142,8 +137,7 @@ class ActorPool:
 class PooledCorpus:
     """Embedding store that the actors of a pool search; see `exact_top_k.Corpus`.
 
-    Ray ends the actors when this object is deleted.
-    """
+    Ray ends the actors when this object is deleted."""
 
     pool: ActorPool
     store: EmbeddingStore
@@ -152,7 +146,7 @@ class PooledCorpus:
     def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys; see `ActorPool.search`."""
         store = self.store
-        # Checked before queries are split into batches, so that the message has the position among all queries.
+        # Check all queries before they are split into batches, so that an error has the position among all queries.
         check_finite(queries, "query")
         k = min(k, len(store))
         best = np.full((len(queries), max(k, 0)), NONE)
@@ -173,7 +167,7 @@ class PooledCorpus:
 
     @cached_property
     def _actors(self) -> list[Any]:
-        """Actors that have started. Each call gives an actor the same shards, so a GPU keeps them."""
+        """Actors that have started. An actor gets the same shards in every call, so it keeps them on its GPU."""
         self.pool.check(self.pool.most, "search actors", None)
         remote = ray.remote(**self.pool.options, max_restarts=RESTARTS, max_task_retries=RESTARTS)(PoolActor)
         count = max(1, min(self.pool.most, self._shards))
@@ -181,11 +175,11 @@ class PooledCorpus:
 
 
 def _started(actors: list[Any]) -> list[Any]:
-    """Return the actors that have started, so that an actor without resources delays nothing."""
+    """Wait for actors to start, and return those that have started in time. The others may lack resources."""
     starting = {actor.ready.remote(): actor for actor in actors}
     started, others = ray.wait([*starting], timeout=START_SECONDS)
     if not started:
-        remedy = "`ray status` shows what uses its resources"
+        remedy = "free some of its resources; `ray status` shows what uses them"
         raise ConfigError(f"no search actor started within {START_SECONDS:.0f} s", "the Ray cluster", remedy)
     if others:
         started += ray.wait(others, num_returns=len(others), timeout=GRACE_SECONDS)[0]
@@ -195,7 +189,7 @@ def _started(actors: list[Any]) -> list[Any]:
 def _ranked_batches(
     actors: Sequence[Any], parts: Sequence[range], path: Path, queries: ndarray, k: int, order: TieOrder
 ) -> Iterator[tuple[slice, Any]]:
-    """Yield, in order of arrival, a slice of the queries and the result of one actor for them."""
+    """Yield the results of the actors in order of arrival: a slice of the queries, and one actor's result for it."""
     shared_order = ray.put(order)
     size = max(1, RESULT_BYTES // (8 * max(1, k)))
     waiting: dict[Any, slice] = {}
@@ -254,6 +248,6 @@ class PoolActor:
 
 
 def lower_priority() -> None:
-    """Give other processes on the same cores priority."""
+    """Lower the priority of this process below that of other processes on the same cores."""
     with suppress(OSError):
         os.nice(NICENESS)

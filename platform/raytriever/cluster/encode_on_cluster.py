@@ -41,12 +41,12 @@ def run_encoding(
     *,
     precision: str | None = None,
 ) -> EmbeddingStore:
-    """Encode the queries or documents of a data set, or resume. All inputs are checked before any text is encoded."""
+    """Encode a data set's queries or documents, or resume an interrupted job. Inputs are checked before encoding."""
     check_writable(output)
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
         on_gpus = pool.gpus > 0 if pool else torch.cuda.is_available()
-        # This process may run on a node without a GPU.
+        # With a pool, actors encode, and the node of this process may have no GPU.
         here = torch.device("cuda" if torch.cuda.is_available() and pool is None else "cpu")
         chosen = precision or ("bf16" if on_gpus and here.type == "cpu" else choose_precision(None, here))
         retriever = open_encoder(model, chosen, here)
@@ -60,7 +60,7 @@ def run_encoding(
         )
         report_prompts(retriever, opened.name, log)
         side: Side = "query" if config.side == "query" else "passage"
-        # The number of tokens per batch changes the last bits of embeddings, so it is a part of the store's plan.
+        # The number of tokens per batch changes the last bits of embeddings, so the plan of the store contains it.
         tokens = config.batch_tokens or retriever.token_budget("cuda" if on_gpus else "cpu")
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
         writer = StoreWriter(output.absolute(), plan)
@@ -75,7 +75,7 @@ def run_encoding(
 
 
 def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
-    """Return a Ray session if actors are requested or would help, otherwise a context that does nothing."""
+    """Return a Ray session if actors are requested, if there are several GPUs or a cluster; else an empty context."""
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         for name in ("actor_gpus", "actor_cpus"):
@@ -83,18 +83,18 @@ def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
                 remedy = f"omit it, or give {setting('actors')}"
                 raise ConfigError("has no effect without actors", setting(name), remedy)
         return nullcontext()
-    # Otherwise Ray warns for every pool that its actors' arguments are in the object store, where Ray Data puts them.
-    # Errors reach this process as exceptions anyway.
+    # For every pool, Ray would warn that the actors' arguments are in the object store. Ray Data puts them there on
+    # purpose. Errors reach this process as exceptions, even without log lines.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     most = int(config.actors.rpartition(":")[2]) if config.actors else 1
     return ray_session(most * config.actor_cpus)
 
 
 def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
-    """Return the requested pool, or one that the cluster has resources for; None outside a Ray session."""
+    """Return the requested pool, by default as large as the cluster allows. Return None without a Ray session."""
     if not ray.is_initialized():
         return None
-    if config.actor_gpus and not count_gpus():  # otherwise Ray would wait for one
+    if config.actor_gpus and not count_gpus():  # Ray would wait for a GPU without a message
         remedy = "omit it to use CPUs, or add a node with a GPU"
         raise ConfigError("the cluster has no GPU", setting("actor_gpus"), remedy)
     gpus = config.actor_gpus

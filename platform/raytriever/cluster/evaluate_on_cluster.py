@@ -35,8 +35,7 @@ def evaluate_in_session(
     """Run an evaluation in this process, or by the actors that `config` requests, with the same results.
 
     Embeddings are stored in the cache, which every node must see under the same path. `run` is `run_evaluation` or
-    `run_mteb` with their job. Without trackers, the evaluation is not tracked.
-    """
+    `run_mteb`, with the job already passed. Without trackers, the evaluation is not tracked."""
     check_trackers(trackers)
 
     def tracker() -> Tracker:
@@ -69,7 +68,7 @@ def evaluate_once(job: EvaluationJob, output: Path, log: Callable[[str], None], 
         gpus: GPUs of the task; a fraction if several share one.
     """
     if (output / RESULTS).is_file():
-        return Results.read(output, f"remove {output}; the same command evaluates again")
+        return Results.read(output, f"remove {output}, then run the same command again")
     here = partial(_evaluate, job, output, log)
     if all(model.config is None for model in job.models):
         return here()[0]
@@ -80,6 +79,6 @@ def evaluate_once(job: EvaluationJob, output: Path, log: Callable[[str], None], 
 
 
 def _evaluate(job: EvaluationJob, output: Path, log: Callable[[str], None] | None = None) -> tuple[Results, list[str]]:
-    """Run an evaluation. If this process has no log, the log lines are returned too."""
+    """Run an evaluation. Return its results and, if `log` is None, the lines to log."""
     lines: list[str] = []
     return run_evaluation(job, output, fresh=True, tracker=Tracker, log=log or lines.append), lines

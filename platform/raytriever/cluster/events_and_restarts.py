@@ -2,8 +2,8 @@
 
 Ray Train's own `report` is a barrier of all workers, which is too slow for every step. Here a worker sends an event and
 continues. The driver polls, shows progress, and is the only process that writes to the trackers. Only the thread that
-writes a checkpoint waits: it commits after the driver has stored all earlier events, because a resumed run does not
-repeat those steps. Events after the driver's last poll are refused."""
+writes a checkpoint waits: it commits after the driver has stored all earlier events. A resumed run does not repeat the
+steps of those events. Events after the driver's last poll are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LostWorker(LogMessage):
 
 @dataclass(frozen=True)
 class StatusMessage:
-    """Activity of the first worker, such as `loading the encoder`, until its next step; shown if it takes long."""
+    """Activity of the first worker before its next step, such as `loading the encoder`. Shown if it takes long."""
 
     text: str
 
@@ -65,16 +65,11 @@ class CheckpointEvent:
 
 @dataclass(frozen=True)
 class GroupWanted:
-    """The controller asks Ray for the processes of a worker group, perhaps again.
-
-    Args:
-        resources: resources that each process reserves, such as CPUs and GPUs.
-        room: number of these processes that the cluster had room for before the request.
-    """
+    """The controller asks Ray for the processes of a worker group, perhaps again."""
 
     workers: int
-    resources: Mapping[str, float]
-    room: int
+    resources: Mapping[str, float]  # resources that each process reserves, such as CPUs and GPUs
+    room: int  # number of these processes that the cluster had room for before the request
 
 
 @dataclass(frozen=True)
@@ -86,20 +81,16 @@ class GroupStarted:
 
 @dataclass(frozen=True)
 class RestartsExhausted:
-    """Worker groups failed too often without a new step.
-
-    Args:
-        process_died: True if a process died. Otherwise an exception was raised, which is a defect.
-    """
+    """Worker groups failed too often without a new step."""
 
     last_step: int
-    process_died: bool
+    process_died: bool  # True if a process died. Otherwise an exception was raised, which is a defect.
     reason: str
 
 
 @dataclass(frozen=True)
 class MissingWorkers:
-    """Number of workers that training waits for because the cluster has no room for them; 0 when all run."""
+    """Number of workers that training waits for because the cluster has no room for them; 0 if all are running."""
 
     workers: int
 
@@ -126,11 +117,11 @@ class RestartPolicy:
         self.last_step = max(self.last_step, step)
 
     def record_failure(self, reason: str) -> None:
-        """Record that a group failed. Several failures of one group count once."""
+        """Record that a group failed. Several failures of the same group are one failure."""
         self._has_failed, self.reason = True, reason
 
     def may_start(self) -> bool:
-        """Return True if the next group may start. A resize is not a failure, so it does not count."""
+        """Return False after too many failures in a row without a new step. A resize is not a failure."""
         if self._has_failed:
             self._idle = 0 if self.last_step > self._last_step_at_failure else self._idle + 1
             self._last_step_at_failure = self.last_step
@@ -153,8 +144,8 @@ class EventQueueActor:
     async def send(self, event: Any, before: Any = None) -> int:
         """Append an event and return its number, from 1. Raise `RuntimeError` if the driver has closed the queue.
 
-        `before` is the result of the sender's previous call, for which Ray waits. Otherwise an actor with coroutines
-        may run calls in another order than they were made."""
+        `before` is the reference that the sender's previous call has returned. Ray waits for its value; otherwise an
+        actor with coroutines may run the calls in another order."""
         if self._is_closed:
             raise RuntimeError("The driver has closed the event queue.")
         self._events.append(event)
@@ -165,7 +156,7 @@ class EventQueueActor:
         return self._sent
 
     async def wait_for(self, number: int) -> None:
-        """Wait until the driver has handled the event of this number. Raises as `send` does."""
+        """Wait until the driver has handled the event of this number. Raise `RuntimeError` if the queue is closed."""
         self._urgent.set()
         while self._handled < number:
             if self._is_closed:
@@ -173,8 +164,8 @@ class EventQueueActor:
             await self._changed.wait()
 
     async def take(self, handled: int) -> list[Any]:
-        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a sender waits. `handled` counts
-        the events that the driver has handled since the start."""
+        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a sender waits. `handled` is the
+        number of events that the driver has handled since the start."""
         self._set_handled(handled)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._urgent.wait(), POLL_SECONDS)
@@ -240,7 +231,7 @@ class RayEventQueue:
             return self._last
 
     def flush(self, event: Any) -> None:
-        """Send an event, and wait until the driver has handled it and all earlier ones. If it could not, raise."""
+        """Send an event, and wait until the driver has handled it and all earlier events. Raise if that fails."""
         ray.get(self.actor.wait_for.remote(self.send(event)))
 
     def may_start(self) -> bool:
@@ -286,7 +277,7 @@ EventQueue = RayEventQueue | InlineEventQueue
 
 @dataclass(frozen=True)
 class OpenQueue:
-    """Event queue that the driver reads. After an event that could not be handled, `has_failed` is set, and no other is
+    """Event queue that the driver reads. If handling an event fails, `has_failed` is set, and no later event is
     handled."""
 
     queue: Any
@@ -295,9 +286,9 @@ class OpenQueue:
 
 @contextmanager
 def open_event_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
-    """Open a queue whose events a thread of the driver handles in order. All are handled before the block ends.
+    """Open a queue. A thread of the driver handles its events in order, and all of them before the block ends.
 
-    What `on_event` raised is raised again at the end of the block, and a `UserError` if the actor was killed."""
+    The end of the block raises the error that `on_event` has raised, or a `UserError` if the actor was killed."""
     # The actor runs on the driver's node, so that the loss of any other node does not end the run.
     same_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = EventQueueActor.options(scheduling_strategy=same_node).remote()  # type: ignore[attr-defined]
@@ -337,9 +328,9 @@ def open_inline_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
 
 
 def _actor_died(error: RayActorError) -> UserError:
-    """Return the error in one line. The actor is not restarted, because it held steps not yet in `steps.jsonl`."""
-    what = "the Ray actor that passes steps from the workers to this command was killed"
-    remedy = "check whether memory ran out, and repeat the command: it continues from the checkpoint"
+    """Return a `UserError` about the killed actor. It is not restarted: steps not yet in `steps.jsonl` are lost."""
+    what = "the Ray actor that passes events from the workers to this command was killed"
+    remedy = "check whether memory ran out, and run the same command again: it continues from the newest checkpoint"
     user_error = UserError(what, remedy=remedy)
     user_error.__cause__ = error
     return user_error

@@ -93,18 +93,18 @@ class RunGauges(Gauges):
     @contextmanager
     def training(self, total_steps: int, refresh_every: int | None) -> Iterator[None]:
         """Export the limits of a training during the block, and how it ended."""
-        self.set("total_steps", total_steps, "after which training ends at the latest")
-        self.set("checkpoint_interval_seconds", 60 * CHECKPOINT_MINUTES, "after which there is a checkpoint")
+        self.set("total_steps", total_steps, "number of the step after which training ends at the latest")
+        self.set("checkpoint_interval_seconds", 60 * CHECKPOINT_MINUTES, "longest time between checkpoints")
         if refresh_every is not None:
             self.set("refresh_every_steps", refresh_every, "steps between two refreshes of the hard negatives")
         self.set(_STEP[0], time.time(), _STEP[1])
-        self.set("not_finite", 0.0, "1 when the loss or its gradient was not finite, which ended the run")
+        self.set("not_finite", 0.0, "1 if the run ended because the loss or its gradient was not finite")
         self.record_checkpoint()
         self.set(_STATE[0], 1.0, _STATE[1])
         try:
             yield
-        except (NotFiniteError, LossInputError):  # the second, if embeddings or scores are not finite
-            # The end of a local session exports it; a cluster that was joined shows it for 20 s more.
+        except (NotFiniteError, LossInputError):  # `LossInputError`: embeddings or scores are not finite
+            # A local session exports the value when it ends. A joined cluster still shows it for 20 s.
             self.set("not_finite", 1.0, "")
             raise
         self.set(_STATE[0], 0.0, _STATE[1])
@@ -113,14 +113,14 @@ class RunGauges(Gauges):
         """Set the gauges of a checkpoint that is about to be committed."""
         self.set(_CHECKPOINT[0], time.time(), _CHECKPOINT[1])
         disk = shutil.disk_usage(self._folder)
-        self.set("disk_free_share", disk.free / disk.total, "of the run directory's disk, 0 to 1, at the checkpoint")
+        self.set("disk_free_share", disk.free / disk.total, "free share of the run's disk, 0 to 1, at a checkpoint")
 
     def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Set the gauges of a step. A restarted group may repeat steps."""
         if not ray.is_initialized():
             return
         values = dict(metrics)
-        if "loss" in metrics:  # else these are metrics of a validation, which may arrive after later steps
+        if "loss" in metrics:  # metrics of a validation have no loss, and may arrive after later steps
             values["step"] = float(step)
             self.set(_STEP[0], time.time(), _STEP[1])
         for name, value in values.items():
@@ -134,7 +134,7 @@ def with_ingest_gauges(writer: ShardWriter, reports: Iterator[ShardReport]) -> I
     rows = quarantined = 0
 
     def update(is_running: bool) -> None:
-        gauges.set("ingest_running", is_running, "1 while rows are read, checked and written, 0 after")
+        gauges.set("ingest_running", is_running, "1 while rows are read, checked and written, else 0")
         gauges.set("ingest_rows", rows, "rows that were processed, including the bad ones")
         gauges.set("ingest_quarantined", quarantined, "bad rows that were quarantined")
 
@@ -147,7 +147,7 @@ def with_ingest_gauges(writer: ShardWriter, reports: Iterator[ShardReport]) -> I
 
 
 def with_encoding_gauges(run: Runner, gauges: Gauges) -> Runner:
-    """Wrap a runner: a gauge counts the texts that all its calls have encoded."""
+    """Wrap a runner, so that a gauge shows the number of texts that all calls of the runner have encoded."""
     texts = 0
 
     def run_and_count(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
@@ -164,7 +164,7 @@ def with_encoding_gauges(run: Runner, gauges: Gauges) -> Runner:
 
 
 def export_metrics(evaluation: str, model: str, dataset: str, metrics: Mapping[str, float]) -> Gauges:
-    """Set gauges to the metrics of a model on a data set. They exist as long as the caller keeps the result."""
+    """Set gauges to the metrics of a model on a data set. The gauges exist while the caller keeps the result."""
     gauges = Gauges(f"{evaluation}/{model}/{dataset}")
     for name, value in metrics.items():
         gauges.set(f"evaluation_{name}", value, f"{name.replace('_', ' ')} of a model on a data set")

@@ -1,4 +1,4 @@
-"""Placement of actors and tasks: nodes, free GPUs, and the GPUs that a process may see."""
+"""Numbers of nodes, GPUs and free slots of the cluster, and the GPUs that a process may see."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from raytriever.cluster.ray_private import expected_gpus, free_resources, is_wor
 from raytriever.core.errors import ConfigError, setting
 
 # Options of actors that need no CPU but should run on different nodes. Ray sends an actor that needs no resource to a
-# random node, without regard to the others, so on two nodes half of all pairs would share one. A byte of memory counts
-# as a resource.
+# random node, without regard to the others. So half of all pairs of actors on two nodes would share a node. A byte of
+# memory is enough as a resource.
 SPREAD: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
 
 
@@ -21,8 +21,7 @@ def hide_unreserved_gpus() -> None:
     """Hide all GPUs from this actor or task unless it has reserved some. In a driver, do nothing.
 
     Ray sets CUDA_VISIBLE_DEVICES only for reserved GPUs. Without it, a process would use the first GPU of its node, on
-    which another process may train. CUDA reads the variable once, so call this before anything that uses CUDA.
-    """
+    which another process may train. CUDA reads the variable once, so call this before anything that uses CUDA."""
     if is_worker() and not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -38,7 +37,7 @@ def count_gpus() -> int:
 
 
 def gpus_of_trial(trial_gpus: float | None) -> float:
-    """Return the GPUs of each worker of a trial or of a variant of a study; 0 on a cluster without GPUs."""
+    """Return the number of GPUs for each worker of a trial or of an arm of a study; 0 on a cluster without GPUs."""
     if trial_gpus is None:
         return 1.0 if count_gpus() else 0.0
     if not count_gpus():
@@ -47,8 +46,8 @@ def gpus_of_trial(trial_gpus: float | None) -> float:
 
 
 def count_slots(workers: int, gpus: float) -> int:
-    """Return the number of trials for which the cluster has resources, or could add nodes; at least 1."""
-    # A worker's fraction must come from one GPU: what is left of two GPUs cannot be combined for a third worker.
+    """Return how many trials can run at a time on the cluster, with nodes that it could add; at least 1."""
+    # A worker's fraction must come from one GPU: unused fractions of two GPUs cannot be combined for a third worker.
     free = count_gpus() * int(1 / gpus + 1e-6) if gpus else ray.cluster_resources().get("CPU", 0)
     return max(1, int(free / workers))
 
@@ -60,8 +59,8 @@ def room_for(resources: Mapping[str, float]) -> int:
 
 
 def spare_gpus(needed: int) -> int:
-    """Return the number of whole GPUs that are free now. Those that training needs are kept free even while its
+    """Return the number of whole GPUs that are free now. GPUs that training needs are not counted, even while its
     processes restart."""
     total = ray.cluster_resources()
-    free = ray.available_resources() or total  # a session that has just begun may know of none yet
+    free = ray.available_resources() or total  # a new session may not know its free resources yet
     return max(0, int(min(free.get("GPU", 0), total.get("GPU", 0) - needed)))

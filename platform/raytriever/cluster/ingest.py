@@ -2,8 +2,8 @@
 
 1. One task per file reads chunks of raw rows; other tasks write the shards directly to the folder. Ray Data slows the
    readers down if writers are behind, so the object store holds a few chunks only, for a corpus of any size.
-2. Ray would repeat a task whose process dies without limit. So attempts are counted in files, and the preparation ends
-   if three processes have died on the same chunk.
+2. If a process dies, Ray repeats its task without limit. So attempts are counted in files, and the preparation ends if
+   three processes have died on the same chunk.
 3. User errors are sent between processes as JSON text, so nothing is unpickled for them."""
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from raytriever.models.resolve_model import read_files
 from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
 # CPUs of a task. A reader only unpacks, so it reserves little, and every core still has a writer. Because the numbers
-# differ, Ray Data does not fuse the two into one task.
+# differ, Ray Data does not fuse a reader and a writer into one task.
 _READER_CPUS, _WRITER_CPUS = 0.05, 0.95
-# Size of the input from which Ray is used. A session and its first data set take about 15 s to start; in this time two
-# cores prepare 40 MB of gzipped JSON.
+# Input size in bytes from which Ray is used. A session and its first data set take about 15 s to start. In this time,
+# two cores prepare 40 MB of gzipped JSON.
 RAY_FROM = 64 << 20
 # Name of an empty file in the folder of the shards that stops the readers, because an input is broken.
 _STOPPED = "stopped"
@@ -58,13 +58,13 @@ def serialize_error(error: UserError) -> str:
 
 
 def deserialize_error(text: str) -> UserError:
-    """Return the user error of a text of `serialize_error`; a class that is not in `_ERRORS` becomes `UserError`."""
+    """Restore an error from a text of `serialize_error`. A class that is not in `_ERRORS` becomes `UserError`."""
     name, what, where, remedy = json.loads(text)  # noqa: TID251 - an error of this program's own task
     return _ERRORS.get(name, UserError)(what, where, remedy)
 
 
 def choose_runner(num_workers: int) -> Runner:
-    """Return a runner that uses processes of this machine for inputs below `RAY_FROM` bytes, and Ray tasks above."""
+    """Return a runner: it uses processes of this machine for inputs below `RAY_FROM` bytes, else Ray tasks."""
 
     def run(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
         if total_bytes < RAY_FROM:
@@ -79,11 +79,10 @@ def choose_runner(num_workers: int) -> Runner:
 def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
     """Write the shards of a data set in Ray tasks, and yield the report of each shard when it is done.
 
-    This is a `Runner` for preparations, and needs a Ray session.
-    """
+    This is a `Runner` for preparations, and needs a Ray session."""
     size = chunk_bytes(total_bytes)
-    # Each chunk is a separate block; otherwise one task would get many. By default, Ray Data reserves half of the CPUs,
-    # in equal parts for readers and writers; with two cores, one of them would then have no writer.
+    # Each chunk is a separate block; otherwise one task would get many chunks. By default, Ray Data reserves half of
+    # the CPUs, in equal parts for readers and writers. Then one of two cores would have no writer.
     with quiet_data_context(target_max_block_size=size // 2, op_resource_reservation_ratio=0.0):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
@@ -172,19 +171,12 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of a preparation.
+    """Result of a preparation."""
 
-    Args:
-        path: path of the data set.
-        lines: lines of its summary table, by title.
-        quarantined: line on the quarantined rows, if there are any.
-        splits: names of the splits that have judgements.
-    """
-
-    path: Path
-    lines: dict[str, str]
-    quarantined: str | None
-    splits: tuple[str, ...]
+    path: Path  # path of the data set
+    lines: dict[str, str]  # lines of its summary table, by title
+    quarantined: str | None  # line on the quarantined rows, if there are any
+    splits: tuple[str, ...]  # names of the splits that have judgements
 
 
 def run_preparation(

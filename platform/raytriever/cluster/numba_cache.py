@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class PackageLocator(UserProvidedCacheLocator):
-    """Locator of this package's compiled functions below `NUMBA_CACHE_DIR`. It ignores those of other packages."""
+    """Locator of this package's compiled functions below `NUMBA_CACHE_DIR`. It ignores functions of other packages."""
 
     @classmethod
     def get_suitable_cache_subpath(cls, py_file: str) -> str:

@@ -16,8 +16,7 @@ def head_address() -> str:
 def expected_gpus() -> float:
     """Return the maximum number of GPUs of the connected cluster, as its autoscaler reports it; 0 without one.
 
-    Ray Train reads the same value before it waits.
-    """
+    Ray Train reads the same value."""
     from ray._private import state
 
     resources = state.state.get_max_resources_from_cluster_config() or {}
@@ -41,8 +40,7 @@ def is_worker() -> bool:
 def kill_at_shutdown() -> None:
     """Let `ray.shutdown` kill the processes of this session at once.
 
-    They block SIGTERM (`signals_blocked`), so Ray would wait a second for each of them.
-    """
+    They block SIGTERM (`signals_blocked`), so Ray would wait a second for each of them."""
     from ray._private import worker
 
     node = worker._global_node

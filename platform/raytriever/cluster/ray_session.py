@@ -45,8 +45,8 @@ def ray_session(num_workers: int) -> Iterator[None]:
     """Connect to Ray for the block. An existing session is used, and stays open. Raise `ConfigError` if no cluster
     answers at `RAY_ADDRESS`, it refuses the token, or Ray does not start here.
 
-    A local cluster gets logical CPUs for the `num_workers` training processes and for their coordinators, because Ray
-    would wait without a message if one were missing."""
+    A local cluster gets logical CPUs for the `num_workers` training processes and for their coordinators: Ray
+    would wait without a message if a CPU were missing."""
     if ray.is_initialized():
         yield
         return
@@ -73,7 +73,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
     except RuntimeError as error:
         if VERSION_MISMATCH not in str(error):
             raise
-        found = re.findall(r"(Ray|Python): (\S+)", str(error))  # first those of the cluster, then those of this process
+        found = re.findall(r"(Ray|Python): (\S+)", str(error))  # versions of the cluster, then of this process
         theirs, ours = (" and ".join(f"{name} {version}" for name, version in half) for half in (found[:2], found[2:]))
         what = f"the cluster has {theirs}, and host {socket.gethostname()} has {ours}"
         raise ConfigError(what, f"RAY_ADDRESS={address}", "install the same versions on every host") from error
@@ -85,10 +85,10 @@ def ray_session(num_workers: int) -> Iterator[None]:
         remedy = f"set RAY_TMPDIR to a folder of at most {LONGEST_TEMPORARY} bytes"
         raise ConfigError(what, f"{name}={os.environ.get(name)}", remedy) from error
     except AuthenticationError as error:
-        what = f"the cluster requires a token, or another one ({' '.join(str(error).split())[:200]})"
+        what = f"the cluster requires a token that this process does not have ({' '.join(str(error).split())[:200]})"
         remedy = "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         raise ConfigError(what, f"RAY_ADDRESS={address}", remedy) from error
-    except SystemExit as error:  # `ray.init` replaces our SIGTERM handler by one that raises this
+    except SystemExit as error:  # `ray.init` replaces our SIGTERM handler by one that raises `SystemExit`
         raise KeyboardInterrupt from error
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -104,8 +104,7 @@ class _JobConfig(JobConfig):
     """Ray job whose workers do not import files from the folder in which the driver starts.
 
     Leaving the folder during `ray.init` is no alternative: other threads of the driver, such as those of trackers, use
-    relative paths. Workers that need the folder enter it by `DriverContext`.
-    """
+    relative paths. Workers that need the folder enter it by `DriverContext`."""
 
     _py_driver_sys_path: list[str]  # `ray.init` adds the folder to this list
 
@@ -119,9 +118,8 @@ class _JobConfig(JobConfig):
 def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1.0) -> T:
     """Call a function in a Ray task with `gpus` GPUs if the cluster has GPUs, else in this process; return its result.
 
-    This process may run on a node without a GPU. If it has one, a task still has an advantage: when it ends, all memory
-    of the GPU is free for a worker. `remote`, for the task, and its result can be pickled; `here` is for this process.
-    """
+    This process may run on a node without a GPU. Even if the node has a GPU, a task has an advantage: after it, all GPU
+    memory is free for a worker. The task calls `remote`, so it and its result must be picklable."""
     import torch
 
     if ray.is_initialized() or torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
@@ -131,7 +129,7 @@ def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1
                 task = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy="DEFAULT")(_run_in_task)
                 reference = task.remote(remote, DriverContext())
                 while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
-                    check_interrupted()  # this may not be the main thread
+                    check_interrupted()  # only the main thread gets a KeyboardInterrupt by itself
                 result: T | UserError = ray.get(reference)
                 if isinstance(result, UserError):
                     raise result
@@ -145,7 +143,7 @@ def _run_in_task(function: Callable[[], T], driver: DriverContext) -> T | UserEr
 
 
 def result_or_error(function: Callable[[], T]) -> T | UserError:
-    """Return the result of a function, or a user error that it raises. Ray would wrap a raised error in its own."""
+    """Return the result of a function, or the user error that it raises. Ray would wrap a raised error."""
     try:
         return function()
     except UserError as error:
@@ -167,7 +165,7 @@ def _restrict_token_file() -> None:
 
 def check_cluster() -> None:
     """Raise `ConfigError` unless a process listens at `RAY_ADDRESS`, within `CONNECT_SECONDS`. Ray itself would try for
-    a minute or two. Call this before any work, because the session may start only an hour later."""
+    a minute or two. Call this before any work, because the session may not start until an hour later."""
     address = os.environ.get("RAY_ADDRESS")
     if not address or address == "local" or ray.is_initialized():
         return
@@ -178,7 +176,7 @@ def check_cluster() -> None:
     host, colon, port = target.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         remedy = "give HOST:PORT, ray://HOST:PORT, auto or local"
-        raise ConfigError("is no address of a Ray cluster", f"RAY_ADDRESS={address}", remedy)
+        raise ConfigError("is not the address of a Ray cluster", f"RAY_ADDRESS={address}", remedy)
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:
@@ -208,7 +206,7 @@ def _start(start: Callable[[], object]) -> None:
 
 
 def _own_logs() -> str:
-    """Return the log folder of the Ray that this process started; `session_latest` may belong to another user."""
+    """Return the log folder of the Ray session of this process. `session_latest` may belong to another user."""
     folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
     sessions = sorted(folder.glob(f"session_*_{os.getpid()}")) or [folder / "session_*"]
     return str(sessions[-1] / "logs")
@@ -218,17 +216,13 @@ def _own_logs() -> str:
 class DriverContext:
     """Working directory and file locks of the driver, for Ray workers that write on its behalf.
 
-    The driver creates it, and each worker enters it.
+    The driver creates it, and each worker enters it."""
 
-    Args:
-        directory: folder at which relative paths start.
-        copies: folder with local copies of object stores; its path is the same on every node.
-        claims: locks of the driver. If a worker outlives a killed driver, it commits nothing in a directory that
-            another command has locked since.
-    """
-
-    directory: str = field(default_factory=os.getcwd)
+    directory: str = field(default_factory=os.getcwd)  # folder at which relative paths start
+    # Folder with local copies of object stores; its path is the same on every node.
     copies: str = field(default_factory=lambda: str(copies_folder()))
+    # Locks of the driver. If a worker outlives a killed driver, it commits nothing in a directory that another command
+    # has locked since.
     claims: tuple[LockClaim, ...] = field(default_factory=claims)
 
     def enter(self) -> None:
@@ -244,9 +238,8 @@ class DriverContext:
 def _runtime_env() -> dict[str, Any] | None:
     """Return the environment in which workers of a joined cluster run the code of this process.
 
-    It is None for installed code, because Ray does not use its idle workers for a job with an environment. Variables
-    that the submission of the job sets are left out, because Ray refuses a variable that is set twice.
-    """
+    Return None if the code is installed: for a job with an environment, Ray does not use its idle workers. Variables
+    that the submission of the job sets are left out, because Ray refuses a variable that is set twice."""
     code = str(Path(__file__).parents[2])
     if code not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         return None

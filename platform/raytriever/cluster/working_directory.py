@@ -34,7 +34,7 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
         return list(words)
     home = expanded(os.environ.get(HOME) or "~/raytriever")
     if not home.is_absolute():
-        what = "is relative, but a submitted job has no lasting folder to start from"
+        what = "is a relative path, but a submitted job has no lasting folder to resolve it in"
         raise StorageError(what, f"{HOME}={home}", "give an absolute path")
     check_writable(home)
     home.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
 
 
 def _resolve(word: str, previous: str, upload: Path) -> str:
-    """Make a word that names a file of the upload an absolute path. Other words, and outputs, do not change."""
+    """Return the absolute path of a word that names a file of the upload. Return outputs and other words unchanged."""
     flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
     if OUTPUT in (previous, flag) or not value or Path(value).is_absolute():
         return word
@@ -65,7 +65,7 @@ def _upload_lines(upload: Path) -> list[str]:
     lines = [f"upload: {len(sizes):,} files, {total / 1e6:.1f} MB"]
     if total > LARGE_UPLOAD:
         lines.append(
-            f"upload: every node unpacks it; the largest are {describe_largest(sizes)}; .rayignore excludes them"
+            f"upload: every node unpacks it; the largest are {describe_largest(sizes)}; .rayignore can exclude them"
         )
     return lines
 

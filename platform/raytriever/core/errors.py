@@ -1,10 +1,10 @@
-"""Errors that a user can correct, each one line: where it is, what is wrong, what to do.
+"""Errors that a user can correct. Each is one line that says where it is, what is wrong and what to do.
 
-A person can get much wrong: a flag, a file, a row, a model name, a full disk. Each such error is raised as a subclass
-of `UserError` where it is first detected. The command line prints it as one line and exits with code 2. Any other
+Examples are a wrong flag, file, row or model name, and a full disk. Each such error is raised as a subclass of
+`UserError` by the code that first detects it. The command line prints it as one line and exits with code 2. Any other
 exception is a defect of raytriever and keeps its traceback.
 
-The text of an error names a setting as Python and a configuration file do, `max_steps`; its flag is `--max-steps`.
+The text of an error names a setting as Python and configuration files write it, `max_steps` (its flag: `--max-steps`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-# CUDA's messages about a GPU that failed. Other errors of CUDA, such as an illegal address, are defects of a program.
+# CUDA's messages about a GPU that failed. Other CUDA errors, such as an illegal address, are bugs of a program.
 _LOST_GPU = re.compile(
     "CUDA error: (?:unspecified launch failure|uncorrectable (?:ECC|NVLink) error|hardware stack error|unknown error|"
     "the launch timed out|no CUDA-capable device|.*busy or unavailable).*"
@@ -26,19 +26,19 @@ _translations: list[Callable[[str], str]] = []
 
 
 def translate_by(function: Callable[[str], str]) -> None:
-    """Register a function that rewrites every shown text, such as one that shows paths as the user knows them."""
+    """Register a function that rewrites every text before it is shown, such as one that replaces internal paths."""
     _translations.append(function)
 
 
 def translated(text: str) -> str:
-    """Return a text as it is shown."""
+    """Return a text after all registered rewrites."""
     for function in _translations:
         text = function(text)
     return text
 
 
 def setting(name: str, value: object = None) -> str:
-    """Return a setting as errors name it: `max_steps`, `fresh=True`, or with a value `dataset a/b`."""
+    """Return a setting as errors name it: `max_steps`, `fresh=True`, or, with a value, `dataset a/b`."""
     if value is None:
         return name
     return f"{name}={value}" if isinstance(value, bool) else f"{name} {value}"
@@ -86,7 +86,7 @@ class UserError(Exception):
 
     @property
     def remedy(self) -> str | None:
-        """Instruction that corrects it."""
+        """Instruction that corrects the error."""
         return self.args[2] and translated(self.args[2])
 
     def at(self, where: str | None) -> Self:
@@ -99,7 +99,7 @@ class UserError(Exception):
         return type(self)(what, where, remedy)
 
     def within(self, place: str) -> Self:
-        """Return the same error with a place in front of its `where`: `stage 'warm': max_steps`.
+        """Return the same error with `place` in front of its `where`, as in `stage 'warm': max_steps`.
 
         Args:
             place: Outer place, such as a stage.
@@ -160,7 +160,7 @@ class ModelError(UserError):
 
 
 class StorageError(UserError):
-    """A file or directory is damaged or incomplete, cannot be written, or exists already.
+    """A file or directory is damaged or incomplete, cannot be written, or already exists.
 
     Examples:
         >>> report = rt.evaluate(["bm25"], data)
@@ -185,8 +185,8 @@ class LossInputError(UserError, ValueError):
     """
 
 
-ASIDE = ".aside-"  # marks the names of uncommitted files and directories, see `store.commit`
-_FINAL = re.compile(rf"(?<=/)\.([^/]+){ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
+ASIDE = ".aside-"  # part of the names of uncommitted files and directories, see `store.commit`
+_FINAL = re.compile(rf"(?<=/)\.([^/]+){ASIDE}[0-9a-f]+")  # the final name of an uncommitted, hidden file
 _SPACE, _ACCESS = "free some space or write to another disk", "give this user the right (chmod, chown) or another path"
 # Message and remedy of system errors.
 _OF_SYSTEM = {
@@ -209,11 +209,10 @@ _OF_SYSTEM = {
 
 @contextmanager
 def disk_errors(where: Path | str) -> Iterator[None]:
-    """Raise a full disk or a missing permission as one `StorageError` line; other errors pass.
+    """Raise a `StorageError` for a system error such as a full disk or a missing permission. Other errors pass.
 
     Checked readers, the writers of `store`, every command and every public call use it. Other code needs it only to
-    catch the error, or if the error names no file: the line then names `where`.
-    """
+    catch the error, or to name `where` in an error that names no file."""
     try:
         yield
     except Exception as error:
@@ -225,7 +224,7 @@ def disk_errors(where: Path | str) -> Iterator[None]:
 
 
 def _errno(error: Exception) -> int:
-    """Return the number of a system error, also if a library reports it in words only; 0 for any other error."""
+    """Return the `errno` of a system error, even if a library reports only its text. Return 0 for any other error."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):

@@ -1,10 +1,9 @@
 """Interruption by Ctrl-C, SIGTERM (from `ray job stop`) or SIGHUP (from a closed terminal), without loss or damage.
 
-1. Each signal raises KeyboardInterrupt in the main thread. In code where Python would print the exception and continue,
-   keep a lock forever, or forget a thread, it is raised a moment later.
-2. Not all such code is known, so functions that wait long also call `check_interrupted`.
-3. Only commands install these handlers. A program that uses the library keeps its own.
-"""
+1. Each signal raises KeyboardInterrupt in the main thread. In some code, Python would print the exception and
+   continue, keep a lock forever, or lose a thread. There the exception is raised a moment later.
+2. Not all such code is known. So functions that wait long also call `check_interrupted`.
+3. Only commands install these handlers. A program that uses the library keeps its own."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-LATER_SECONDS = 0.02  # delay of an interruption that arrives in delicate code
-# Code in which an interruption is postponed, as module and function ("" for all). Python ignores exceptions of the
-# callbacks. The lock of logging, taken around every fork, would be kept. A thread pool would forget a new thread.
+LATER_SECONDS = 0.02  # delay of an interruption that arrives in the code listed below
+# Code in which an interruption is postponed, as module and function ("" for all of it). Python ignores exceptions in
+# callbacks. `logging` would keep its lock, which every fork needs. A thread pool would lose a new thread.
 _DELICATE = {
     ("weakref", ""),
     ("importlib._bootstrap", "cb"),
@@ -32,8 +31,9 @@ _interrupted = threading.Event()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in a block at each of these signals, so that it can save its results. An ignored Ctrl-C
-    (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does nothing."""
+    """Raise KeyboardInterrupt in a block at each of these signals, so that the block can save its results. An ignored
+    Ctrl-C (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does
+    nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -56,11 +56,10 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block SIGHUP and SIGTERM in the processes started here. This process needs them to stop, and ends them last.
+    """Block SIGHUP and SIGTERM in processes that start in this block: this process needs them until it has stopped.
 
     A closed terminal sends SIGHUP to all processes of its foreground group; `timeout`, systemd and Slurm send SIGTERM
-    to all processes that a command has started.
-    """
+    to all processes that a command has started."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
     try:
         yield
@@ -69,17 +68,16 @@ def signals_blocked() -> Iterator[None]:
 
 
 def check_interrupted() -> None:
-    """Raise KeyboardInterrupt if a signal has ended the innermost `interruptible` block."""
+    """Raise KeyboardInterrupt if a signal has interrupted the innermost `interruptible` block."""
     if _interrupted.is_set():
         raise KeyboardInterrupt
 
 
 def end_with_parent() -> None:
-    """End this process of `multiprocessing` as soon as its parent dies, also by SIGKILL.
+    """End this process of `multiprocessing` as soon as its parent dies, even by SIGKILL.
 
-    A worker waits for its next task on a pipe that other workers keep open, so it would wait forever. A fork server and
-    a resource tracker end with the last process that they serve.
-    """
+    Otherwise a worker would wait forever for a task: the other workers keep the pipe of the tasks open. A fork server
+    and a resource tracker end by themselves after the last process that they serve."""
     from multiprocessing import parent_process  # imported here: it takes 0.1 s, and the command line does not need it
 
     parent = parent_process()

@@ -11,11 +11,11 @@ from typing import Any
 def lazy_names(
     package: str, names: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a package.
+    """Return the functions `__getattr__` and `__dir__` for a package.
 
     Args:
         package: `__name__` of the package.
-        names: public names of each module that defines them.
+        names: for each module, the public names that it defines.
         submodules: public modules of the package.
     """
     module_of = {name: module for module, defined in names.items() for name in defined}

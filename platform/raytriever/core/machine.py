@@ -1,7 +1,6 @@
 """Facts about this machine that Linux and other systems report in different ways: cores, memory, processes, home.
 
-On Linux the facts come from `/proc`, cgroups and `sched_getaffinity`; elsewhere from `sysconf` and the program `ps`.
-"""
+On Linux the facts come from `/proc`, cgroups and `sched_getaffinity`; elsewhere from `sysconf` and the program `ps`."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
-_HUB = Path(".cache", "huggingface")  # of the former home, whose models stay in use
-LONGEST_TEMPORARY = 40  # bytes of the temporary folder; see `shorten_temporary_folder`
-SAFE_PATH = "PYTHONSAFEPATH"  # with it Python does not put the working folder on the path of a new process
+_HUB = Path(".cache", "huggingface")  # models below the former `HOME`, which stay in use
+LONGEST_TEMPORARY = 40  # bytes in the path of the temporary folder; see `shorten_temporary_folder`
+SAFE_PATH = "PYTHONSAFEPATH"  # if set, Python does not add the working folder to `sys.path` of a new process
 UNKNOWN_SHARE = 0.5  # fraction of the memory that is assumed to be free if the system does not report it
 
 
@@ -31,7 +30,7 @@ def usable_cores() -> int:
 
 
 def free_system_memory() -> int:
-    """Return the bytes that this process can still allocate; it shares them with other processes."""
+    """Return the bytes that this process can still allocate. Other processes can allocate the same bytes."""
     amounts = memory_amounts()
     if "MemAvailable" not in amounts:
         return int(total_memory() * UNKNOWN_SHARE)
@@ -66,14 +65,14 @@ def start_of_process(pid: int) -> int | None:
             return None
     import subprocess
 
-    # `strptime` reads the names of months in the C locale only.
+    # `LC_ALL=C`, because `strptime` expects English names of months.
     command, environment = ["ps", "-o", "lstart=", "-p", str(pid)], {**os.environ, "LC_ALL": "C"}
     started = subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout.strip()
     return int(time.mktime(time.strptime(started, "%a %b %d %H:%M:%S %Y"))) if started else None
 
 
 def clean_processes() -> BaseContext:
-    """Return a context of `multiprocessing` whose processes inherit no threads and no open files. Processes of a fork
+    """Return a `multiprocessing` context whose processes inherit no threads and no open files. Processes of a fork
     server start faster than spawned ones."""
     import multiprocessing  # it takes 0.1 s, and the command line does not need it
 
@@ -83,11 +82,10 @@ def clean_processes() -> BaseContext:
 
 @contextmanager
 def safe_imports() -> Iterator[None]:
-    """Import nothing from the working folder in this block, and in processes that start in it.
+    """Import nothing from the working folder in this block, or in processes that start in the block.
 
-    The folder may be a data set or a model of somebody else, with files such as `signal.py`. Folders that a user has
-    put into `PYTHONPATH` stay.
-    """
+    The working folder may hold somebody else's data set or model, with files such as `signal.py`. Folders in the
+    user's `PYTHONPATH` stay importable."""
     here, variable = os.path.realpath("."), os.environ.get(SAFE_PATH)
     hidden = [
         (index, entry)
@@ -110,11 +108,10 @@ def safe_imports() -> Iterator[None]:
 
 @cache
 def ensure_home() -> None:
-    """Set `HOME` to a writable folder, unless it is one already.
+    """Set `HOME` to a writable folder, unless it already is one.
 
-    A container's user (`--user 12345`) has no home. numba, Ray, Matplotlib, Transformers and MLflow write below `HOME`,
-    and fail or warn if they cannot. The new folder is in the cache, or in the temporary folder.
-    """
+    In a container, `--user 12345` has no home. numba, Ray, Matplotlib, Transformers and MLflow write below `HOME`,
+    and fail or warn if they cannot. The new folder is in the cache, or in the temporary folder."""
     former = os.path.expanduser("~")
     if os.path.isabs(former) and os.path.isdir(former) and os.access(former, os.W_OK | os.X_OK):
         return
@@ -126,11 +123,10 @@ def ensure_home() -> None:
 
 
 def shorten_temporary_folder() -> None:
-    """Replace a long `TMPDIR`, as Slurm and CI set it, by a short link: Ray and Python create sockets below it.
+    """Replace a long `TMPDIR`, as Slurm and CI set it, by a short link to it. Ray and Python create sockets below it.
 
-    A socket's path has at most 107 bytes, and Ray adds 64 to `TMPDIR`. Files stay in the user's folder. The link is
-    never removed, because `ray start` starts programs that stay.
-    """
+    A socket's path has at most 107 bytes, and Ray adds 64 bytes to `TMPDIR`. Files still go to the user's folder.
+    The link is never removed, because programs that `ray start` starts keep running."""
     folder = os.environ.get("TMPDIR", "")
     if len(os.fsencode(folder)) <= LONGEST_TEMPORARY or not os.path.isdir(folder):
         return
@@ -139,7 +135,7 @@ def shorten_temporary_folder() -> None:
     links = _private(Path("/tmp") / f"raytriever-{os.getuid()}")
     if links is not None:
         link = links / hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:8]
-        with suppress(OSError):  # another process has made it, or the disk is full
+        with suppress(OSError):  # another process has made the link, or the disk is full
             link.symlink_to(os.path.abspath(folder))
         if os.path.realpath(link) == os.path.realpath(folder):
             os.environ["TMPDIR"] = str(link)
@@ -165,8 +161,8 @@ def _own_folder() -> Path | None:
 
 
 def _private(folder: Path) -> Path | None:
-    """Return a folder that only this user can write, made if it is missing; None if that fails. numba unpickles files
-    in it, so a folder that somebody else prepared is not used."""
+    """Return a folder in which only this user can write, and make it if it is missing. Return None if that fails.
+    numba unpickles files in it, so a folder that somebody else has made is not used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()

@@ -1,8 +1,7 @@
-"""Detection of secrets in texts, addresses and environment variables: they are replaced by `***`, or refused.
+"""Detection of secrets in texts, addresses and environment variables. A secret is replaced by `***`, or refused.
 
-Addresses reach logs, settings, MLflow and reports, so a secret in one would be copied to all of them. Flags, settings
-and data addresses with a secret are refused (`refuse_secrets`); every other text is masked before it is shown.
-"""
+Addresses appear in logs, settings, MLflow and reports, so a secret in an address would be copied to all of these.
+Flags, settings and data addresses with a secret are refused; every other text is masked before it is shown."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from raytriever.core.errors import DataError, setting
 HIDDEN = "***"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _ADDRESS = re.compile(rf"{_SCHEME}[^\s'\"<>]+")
-# Everything before the last `@` of an address's host, because a password may hold an `@`.
+# The user and password of an address: all before the last `@`, because a password may contain an `@`.
 _USER = re.compile(rf"({_SCHEME})([^\s/?#'\"]+)(?=@)")
 # In addresses of these schemes, the part before `@` is a container or a public account, never a token.
 _PLAIN_USERS = {"abfs://", "abfss://", "wasb://", "wasbs://", "gs://", "ssh://", "git+ssh://"}
-# `user:password@` with `/`, `?` or `#` in the password; a port after the colon is not a password.
+# `user:password@` whose password contains `/`, `?` or `#`. A port after the colon is not a password.
 _PASSWORD = re.compile(r"(?<=://)(?![^\s/?#'\"]*@)[^\s/?#:@'\"]*:(?!\d+(?:[/?#]|$))[^\s'\"]+(?=@)")
 _PARAMETER = re.compile(r"(?<=[?&;#])([^\s=?&;#'\"]+)=([^\s?&;#'\"<>]+)")
 # Names whose values are secret everywhere: parts of cloud connection strings and of request headers.
@@ -31,7 +30,7 @@ _ASSIGNED = re.compile(
     r"((?:Bearer |Basic )?[^\s&;,'\"<>]+)",
     re.IGNORECASE,
 )
-# Tokens that are recognized by their own form: Hugging Face, OpenAI and similar, AWS, GitHub, GitLab, Google, Slack,
+# Tokens that are recognized by their form alone: Hugging Face, OpenAI and similar, AWS, GitHub, GitLab, Google, Slack,
 # JSON web tokens, bearer headers.
 _TOKEN = re.compile(
     r"\bhf_[A-Za-z0-9]{20,}|\bsk-[A-Za-z0-9_-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[oprsu]_[A-Za-z0-9]{30,}|"
@@ -43,7 +42,7 @@ _SECRET_WORD = re.compile(
     "authorization|token|accesstoken|secret|credential|credentials|jwt|bearer|sas|accessid"
 )
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-# Stores whose addresses hold signatures and keys as parameters, and the parameters that are known to hold none.
+# Stores whose addresses have signatures and keys as parameters, and the parameters that never hold a secret.
 _STORES = re.compile(
     r"^(s3a?|gs|gcs|abfss?|az|adl|wasbs?|oss|r2|https?://[^/?#]*"
     r"(\.amazonaws\.com|\.blob\.core\.windows\.net|\.dfs\.core\.windows\.net|storage\.googleapis\.com))\b",
@@ -58,12 +57,12 @@ _SECRET_VARIABLE = re.compile(
     r"(API|ACCESS|ACCOUNT|AUTH|PRIVATE|SECRET)_?KEY)(_ID)?$|(^|_)(?<!PUBLIC_)(?<!CACHE_)(?<!SORT_)KEY$|(^|_)PAT$",
     re.IGNORECASE,
 )
-_own_variables: set[str] = set()  # environment variables that a setting declares as secret
+_own_variables: set[str] = set()  # environment variables that hold a secret, according to a setting
 _SHORTEST = 6  # characters; shorter values would match words of ordinary texts
 
 
 class Secret(NamedTuple):
-    """Secret in a text: its start and end, and its kind for a message."""
+    """Secret in a text: its start, its end, and a description for messages."""
 
     start: int
     end: int
@@ -73,10 +72,9 @@ class Secret(NamedTuple):
 def masked(text: str) -> str:
     """Return a text with `***` in place of every secret.
 
-    In addresses, users, passwords and parameters such as `sig=` and `key=` are secret, and all parameters of object
-    stores that are not known to be harmless. Elsewhere, tokens of known forms are secret, and the values of environment
-    variables with names such as `..._TOKEN` or `..._PASSWORD`.
-    """
+    In an address, the user, the password and parameters such as `sig=` and `key=` are secret. In the address of an
+    object store, every parameter is secret, except those known to be harmless. In all texts, tokens of known forms and
+    the values of environment variables with names such as `..._TOKEN` or `..._PASSWORD` are secret."""
     end, pieces = 0, []
     for secret in _secrets(text):
         pieces += [text[end : secret.start], HIDDEN]
@@ -88,7 +86,7 @@ def masked(text: str) -> str:
 
 
 def mask_variable(name: str) -> None:
-    """Mask the value of an environment variable from now on, because a setting says that it holds a secret."""
+    """Mask the value of an environment variable from now on. A setting says that the variable holds a secret."""
     _own_variables.add(name)
 
 
@@ -96,8 +94,8 @@ def refuse_secrets(text: str, name: str | None = None) -> None:
     """Raise `DataError` if a flag, a setting or an address holds a secret.
 
     Args:
-        text: the value as it was given.
-        name: the setting that it came from.
+        text: the value of the flag or setting.
+        name: name of the setting.
     """
     for secret in _secrets(text):
         remedy = "leave it out, and set it in the environment of every node, such as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
@@ -128,7 +126,7 @@ def _secrets(text: str) -> Iterator[Secret]:
 
 
 def _is_secret(name: str) -> bool:
-    """Return True if a parameter's name has a word such as `sig`, `key` or `token`; `monkey` and `author` have none."""
+    """Return True if a parameter's name contains a word such as `key` or `auth`; `monkey` and `author` do not."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return any(map(_SECRET_WORD.fullmatch, [*words, "".join(words)]))
 
@@ -139,5 +137,5 @@ def _environment_secrets() -> set[str]:
     user, at, _ = rest.partition("/")[0].rpartition("@")
     if at:
         named |= {user, user.partition(":")[2]}
-    # The value may be the path of a file of credentials; a path itself is not secret.
+    # A value may be the path of a file of credentials. The path itself is not secret.
     return {value for value in named if len(value) >= _SHORTEST and not os.path.exists(value)}

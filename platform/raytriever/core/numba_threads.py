@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# Number of parts per thread. Several, because a fast core then takes more of them than a slow one.
+# Parts of the work per thread. With several parts, a thread on a fast core can do more of them than one on a slow core.
 PARTS = 4
 
 
@@ -21,7 +21,7 @@ def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads
     threads = max(1, min(threads or torch.get_num_threads(), count))
     parts = 1 if threads == 1 else min(PARTS * threads, count)
     bounds = [count * number // parts for number in range(parts + 1)]
-    ranges = iter([*pairwise(bounds)])  # a list's iterator is safe for threads: each element goes to one
+    ranges = iter([*pairwise(bounds)])  # a list's iterator is thread-safe: each part goes to one thread
 
     def work() -> None:
         for first, last in ranges:
@@ -35,7 +35,7 @@ def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads
 
 @cache
 def thread_pool(threads: int) -> ThreadPoolExecutor:
-    """Return a pool of threads, which is kept for later calls."""
+    """Return a thread pool. Later calls with the same number of threads get the same pool."""
     return ThreadPoolExecutor(threads)
 
 

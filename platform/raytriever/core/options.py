@@ -1,7 +1,6 @@
-"""Declaration of settings: a dataclass field with its help text, choices and range.
+"""Declaration of settings. Each is a dataclass field with its help text, choices and range.
 
-The command line, the configuration files and the validation read the same declaration, so they cannot differ.
-"""
+The command line, the configuration files and the validation read the same declaration, so they cannot differ."""
 
 from __future__ import annotations
 
@@ -17,20 +16,20 @@ from raytriever.core.masking import refuse_secrets
 
 
 class Need:
-    """Setting without which another one has no effect.
+    """Requirement of a setting: another setting, without which it has no effect.
 
     Args:
         name: Name of the setting that is needed.
-        values: Values of which the setting must have one; a list or a sum must contain one. A value that ends in `:`
-            is a prefix. Without values, the setting must only be set.
-        negated: True if the setting must not be set, or if it must have or contain a value other than these.
+        values: The setting must have one of these values; a list or a sum (`a+b`) must contain one of them. A value
+            that ends in `:` is a prefix. Without values, any value that is not empty is enough.
+        negated: True for the opposite: the setting must be empty, or must have or contain a value other than these.
     """
 
     def __init__(self, name: str, *values: str, negated: bool = False) -> None:
         self.name, self.values, self.negated = name, values, negated
 
     def unmet(self, settings: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Return the reason why the need is not met, and a remedy; None if it is met."""
+        """Return why the requirement is not met, and a remedy. Return None if it is met."""
         value = settings.get(self.name)
         flag = setting(self.name, True if isinstance(value, bool) else None)
         is_set = value not in (None, "", False, 0, [])
@@ -69,10 +68,10 @@ def option(
         minimum: smallest allowed number.
         above: lower bound that the number must exceed.
         maximum: largest allowed number.
-        reads: function that makes the value from a flag or a file; its ValueError says what to give.
-        form: form of the value for `--help`, for a setting with `reads`; that of `pattern` otherwise.
-        needs: settings without which this one has no effect, as `Need` or by name. One of several is enough.
-        flag: False for a setting that is rarely given: `train` has no flag of it, but its configuration file has it.
+        reads: function that converts the text of a flag or a file to the value. Its ValueError says what to give.
+        form: placeholder that `--help` shows for the value, such as `PATH`; for settings with `reads` or `pattern`.
+        needs: settings without which this one has no effect, as `Need` or by name. One of them is enough.
+        flag: False for a rarely used setting that `train` reads from its configuration file only, not from a flag.
     """
     allowed = tuple(choices) if choices is not None else None
     needed = [
@@ -84,7 +83,7 @@ def option(
 
 
 def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
-    """Return `did you mean 'mw'?` if a known name is similar, else the known names."""
+    """Return a hint: `did you mean 'mw'?` if a known name is similar, otherwise the list of known names."""
     names = sorted(choices)
     close = nearest(wrong, names)
     return f"did you mean {close!r}?" if close is not None else f"choose from {', '.join(names)}"
@@ -96,7 +95,7 @@ def nearest(wrong: str, names: Iterable[str]) -> str | None:
 
 
 def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
-    """Return the value of a setting that has a form of its own; raises `ConfigError` for another form."""
+    """Convert the value of a setting with `reads`; raises `ConfigError` if `reads` refuses it."""
     try:
         return field.metadata["reads"](value)
     except ValueError as error:
@@ -104,8 +103,8 @@ def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a dataclass instance against its declaration, then call its `check`, if it has one. Raise
-    `ConfigError` if a value is not allowed, or contradicts another."""
+    """Check every field of a dataclass instance against its declaration. Then call its `check` method, if any. Raise
+    `ConfigError` if a value is not allowed, or contradicts another value."""
     for field in dataclasses.fields(config):
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:
@@ -141,7 +140,7 @@ def check_options(config: Any) -> None:
 
 
 def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
-    """Return the needs of the settings of some dataclasses, by name; settings without needs are left out."""
+    """Return the requirements (`needs`) of each setting of the dataclasses, by name of the setting, if it has any."""
     fields = [field for kind in kinds for field in dataclasses.fields(kind)]
     return {field.name: field.metadata["needs"] for field in fields if field.metadata.get("needs")}
 
@@ -149,12 +148,12 @@ def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
 def without_effect(
     settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[Need]]
 ) -> dict[str, ConfigError]:
-    """Return an error for each explicit setting that has no effect with the others.
+    """Return an error for each explicit setting that has no effect, given the values of the other settings.
 
     Args:
         settings: value of every setting, by name.
         names: names of the explicit settings; those with an empty value are not checked.
-        needs: needs of each setting, by name.
+        needs: requirements of each setting, by name.
     """
     errors = {}
     for name in names:
@@ -169,8 +168,8 @@ def without_effect(
 
 
 def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
-    """Raise `ConfigError` for a setting that differs from its default and has no effect with the others. `others` are
-    further instances whose settings these may need; `only` names the settings to check, None for all."""
+    """Raise `ConfigError` for a setting that differs from its default but has no effect, given the other settings.
+    `others` are further instances whose settings these may need; `only` names the settings to check, None for all."""
     settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
     changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
     changed = [name for name in changed if only is None or name in only]

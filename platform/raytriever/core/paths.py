@@ -1,9 +1,8 @@
-"""Paths from a user: `~` is expanded, an empty path is refused, and a missing one is reported before any heavy work.
+"""Paths from a user. `~` is expanded, an empty path is refused, and a missing file is reported before long work.
 
-A setting declares the kind of path that it takes: `option(default, help, reads=DATASET, form="PATH")`. The command line
-and the configuration files read it by that kind, and `fetch_paths` looks for it before torch, Ray or transformers are
-imported. Imports nothing heavy.
-"""
+A setting declares its kind of path: `option(default, help, reads=DATASET, form="PATH")`. The command line and the
+configuration files read the value as that kind says. `fetch_paths` checks that the path exists before torch, Ray or
+transformers are imported. This module imports none of them."""
 
 from __future__ import annotations
 
@@ -31,32 +30,22 @@ _EMPTY = "the path is empty"
 
 @dataclass(frozen=True)
 class PathKind:
-    """Kind of path that a setting or flag takes. Calling it reads a value, and expands `~` and `~user`.
+    """Kind of path that a setting or flag accepts. A call reads a value, and expands `~` and `~user` in it."""
 
-    Args:
-        missing: message for a path that does not exist; empty for an output, which may be missing.
-        remedy: what to give instead.
-        names: patterns of words that are names instead of paths.
-        hub: whether `NAME` and `OWNER/NAME` may be a model of the hub.
-        separator: between several paths in one value; empty where the value is one path.
-        form: pattern of a value whose group is the path, such as that of `NAME=PATH`.
-        optional: whether an empty value in a file means that the setting is unset.
-        streams: whether the path may be any URI, which is read where it is. Otherwise a URI of an object store is read
-            as the path of its copy on this machine.
-    """
-
-    missing: str = ""
-    remedy: str = "give the path of an existing file or folder"
+    missing: str = ""  # message for a path that does not exist; empty for an output, which may be missing
+    remedy: str = "give the path of an existing file or folder"  # what to give instead
     error: type[UserError] = ConfigError
-    names: tuple[str, ...] = ()
-    hub: bool = False
-    separator: str = ""
-    form: str = "(.*)"
-    optional: bool = True
+    names: tuple[str, ...] = ()  # patterns of values that are names, not paths
+    hub: bool = False  # whether `NAME` and `OWNER/NAME` may be a model of the Hugging Face hub
+    separator: str = ""  # text between the paths, if a value may hold several paths; empty if a value is one path
+    form: str = "(.*)"  # pattern of a value such as `NAME=PATH`; its group is the path
+    optional: bool = True  # whether the value may be empty in a file, which leaves the setting unset
+    # Whether the path may be any URI, whose files are streamed without a copy. Otherwise a URI of an object store is
+    # replaced by the path of its copy on this machine.
     streams: bool = False
 
     def __call__(self, value: Any) -> str:
-        """Expand the paths in a value; raises `ValueError` if it is not a text, or is empty but required."""
+        """Expand the paths in a value; raises `ValueError` if the value is not a string, or is empty but required."""
         if not isinstance(value, str):
             raise ValueError("give a path")
         if not value.strip() and not self.optional:
@@ -64,7 +53,7 @@ class PathKind:
         return self.separator.join(self._expanded(part) for part in self._parts(value))
 
     def read_flag(self, value: str, name: str) -> str:
-        """Read the value of a flag. An empty one is refused, because an unset shell variable causes it. Raise
+        """Read the value of a flag. An empty value is refused: its usual cause is an unset shell variable. Raise
         `ConfigError` if the value is empty."""
         if not value.strip():
             remedy = f"give a path, or leave {'the flag' if name else 'it'} out"
@@ -72,12 +61,12 @@ class PathKind:
         return self(value)
 
     def check(self, value: str, name: str, fetch: bool = False) -> None:
-        """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass.
+        """Raise this kind's error if a local path or an object does not exist. Names and other URIs are not checked.
 
         Args:
             value: What `__call__` returned.
-            name: Setting that has it.
-            fetch: True to download all files of a path in an object store.
+            name: Name of the setting.
+            fetch: True to download all files too, if the path is in an object store.
         """
         for part in self._parts(value) if self.missing else ():
             bare = self._bare(part)
@@ -89,7 +78,7 @@ class PathKind:
                 raise self.error_of_missing(bare, name)
 
     def error_of_missing(self, path: str, name: str | None = None) -> UserError:
-        """Return the error for a path that does not exist, with the most similar existing name."""
+        """Return the error for a path that does not exist. Its remedy names the most similar existing path, if any."""
         parent = Path(path).parent
         near = [known for known in self.names if known.isalnum()]
         if parent.is_dir() and os.access(parent, os.R_OK | os.X_OK):
@@ -99,7 +88,7 @@ class PathKind:
         return self.error(self.missing, setting(name, path) if name else path, remedy)
 
     def local(self, word: str) -> Path | None:
-        """Return the local path of a word; None for a name, a URI, or a model of the hub."""
+        """Return the local path that a value means; None for a name, a URI, or a model of the hub."""
         if not word or any(re.fullmatch(name, word) for name in self.names):
             return None
         if word.startswith(_LOCAL):
@@ -112,7 +101,7 @@ class PathKind:
         return path
 
     def is_moved(self, before: object, now: object) -> bool:
-        """Return whether files were moved: both paths end in the same name, and only the later one exists."""
+        """Return whether files were moved: both paths end in the same name, and only `now` exists."""
         if not (isinstance(before, str) and isinstance(now, str)):
             return False
         old, new = self._parts(before), self._parts(now)
@@ -120,7 +109,7 @@ class PathKind:
 
     def _is_part_moved(self, before: str, now: str) -> bool:
         old, new = self._bare(before), self._bare(now)
-        # The text around a path, such as the split of `PATH#SPLIT`, must be equal: a move does not change it.
+        # The text around a path, such as the split of `PATH#SPLIT`, must be equal, because a move does not change it.
         if before.replace(old, "", 1) != now.replace(new, "", 1):
             return False
         return old == new or (Path(old).name == Path(new).name and self._is_gone(old) and not self._is_gone(new))
@@ -145,7 +134,7 @@ class PathKind:
 
 
 def fetch_paths(*settings: Any) -> None:
-    """Raise an error for a path in settings that does not exist, and copy the files of paths in an object store."""
+    """Raise an error if a path in the settings does not exist. Download the files of paths in an object store."""
     for config in settings:
         for field in dataclasses.fields(config):
             kind, value = field.metadata.get("reads"), getattr(config, field.name)
@@ -154,7 +143,7 @@ def fetch_paths(*settings: Any) -> None:
 
 
 def expanded(path: Path | str) -> Path:
-    """Return a path with `~` and `~user` expanded; a user who is unknown here leaves it as it is."""
+    """Return a path with `~` and `~user` expanded. If this machine has no such user, the path is unchanged."""
     return Path(os.path.expanduser(path))
 
 
@@ -166,14 +155,14 @@ def runs_folder() -> Path:
 def _is_there(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, ValueError):  # ValueError: the path has a byte that no path may have
+    except (FileNotFoundError, ValueError):  # ValueError: the path contains a null byte
         return False
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         raise irregular(path)
     return True
 
 
-PATH = PathKind()  # a file or folder that is written, or that its reader checks
+PATH = PathKind()  # an output, or an input that its reader checks
 FILE = PathKind("no such file", "give the path of a file", DataError)
 QUESTIONS = replace(FILE, remedy="give the path of a CSV, TSV or JSONL file of questions")
 FOLDER = PathKind("no such folder", "give the path of a folder")

@@ -1,4 +1,4 @@
-"""Process pools and single processes. They end with their parent, and do not run a user's script again."""
+"""Process pools and single processes. They end with their parent, and do not run the user's script a second time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from typing import Any, Self, TypeVar
 from raytriever.core.interruption import end_with_parent
 from raytriever.core.machine import clean_processes, safe_imports, usable_cores
 
-TRIES = 3  # number of processes that may die over one item
+TRIES = 3  # processes that may die while they work on one item
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class ProcessDeath(Exception):
-    """`TRIES` processes died over one item, which is the only argument."""
+    """`TRIES` processes died while they worked on one item. The item is the exception's only argument."""
 
 
 def map_in_processes(
@@ -39,20 +39,21 @@ def map_in_processes(
 ) -> Iterator[Result]:
     """Call a function with each item in a pool of processes, one for each core; yield the results as they arrive.
 
-    A process that dies ends its pool. The pool's items are then repeated one at a time, which shows the item at fault.
-    A call that was finished may be repeated. Raise `ProcessDeath` if `TRIES` processes died over one item.
+    If a process dies, its pool ends. The items of the pool are then repeated one at a time, to find the item that
+    causes it. So a call may run a second time, even if it was finished. Raise `ProcessDeath` if `TRIES` processes died
+    over one item.
 
     Args:
-        function: function of a module.
-        items: arguments of the calls; at most two for each process are read ahead.
-        preload: modules that are imported once and shared by the processes; only the first pool can set them.
-        begin: called with `arguments` when a process starts; None for nothing.
+        function: function that is defined at the top level of a module.
+        items: argument of each call. At most two items per process are read ahead.
+        preload: modules that are imported once and shared by the processes; only the first pool's modules are used.
+        begin: function that each process calls with `arguments` when it starts; None to call nothing.
         arguments: arguments of `begin`.
     """
     rest = iter(items)
 
     def run(workers: int, items: Iterator[Item]) -> Generator[Result, None, list[Item]]:
-        """Yield results until all items are done; return the items that are lost because a process died."""
+        """Yield results until all items are done, or a process dies. Return the items that then have no result."""
         waiting: dict[Any, Item] = {}
         with _pool(workers, preload, begin, *arguments) as pool:
             try:
@@ -84,17 +85,17 @@ def map_in_processes(
 
 
 def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *arguments: Any) -> Any:
-    # Its processes all start before the first call. The standard library's pool starts them one by one, and Python
-    # 3.11 waits for ever if one dies while another starts.
+    # loky starts all processes before the first call. The pool of the standard library starts them one by one; in
+    # Python 3.11 it waits forever if one dies while another starts.
     from loky import ProcessPoolExecutor
 
-    # Forked from an empty server: this process may have threads, and spawning is slow.
+    # Fork the processes from an empty server, because this process may have threads, and spawning is slow.
     context = clean_processes()
     context.set_forkserver_preload([*preload, "loky.process_executor"])
     try:
         with _clean_start():
             return ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=(begin, arguments))
-    except OSError as error:  # too many open files: close those of the pool, so that the caller can clean up
+    except OSError as error:  # too many open files: close the pool's files, so that the caller can clean up
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -102,11 +103,11 @@ def _pool(workers: int, preload: list[str], begin: Callable[..., None] | None, *
 class ChildProcess:
     """Process for calls that may take too long, need too much memory or crash.
 
-    It starts with the first call, and again with the next one after it died. Use it as a context manager.
+    The process starts at the first call. If it has died, the next call starts it again. Use it as a context manager.
 
     Args:
-        preload: module that is imported once and shared by such processes; only the first one can set it.
-        memory: bytes of data that the process may have; None for no limit.
+        preload: module that is imported once and shared by all such processes. Only the first object's module is used.
+        memory: bytes that the process may allocate for data; None for no limit.
     """
 
     def __init__(self, preload: str, memory: int | None = None) -> None:
@@ -124,7 +125,7 @@ class ChildProcess:
         needed more memory. Raise `ChildProcessError` if the process died.
 
         Args:
-            seconds: limit of the call's processor time, at least 1; None for none.
+            seconds: limit of the call's CPU time, at least 1; None for no limit.
             function: Function of a module; its errors are raised here.
         """
         if self._process is None:
@@ -155,7 +156,7 @@ class ChildProcess:
 def _limit_data(preload: str, memory: int | None) -> None:
     import resource
 
-    importlib.import_module(preload)  # not in the first call, whose time is limited; the fork server may lack it
+    importlib.import_module(preload)  # before the first call, whose time is limited; the fork server may lack it
     _limit(resource.RLIMIT_CORE, 0)  # otherwise SIGXCPU would write a core file
     if memory is not None:
         _limit(resource.RLIMIT_DATA, memory)
@@ -166,14 +167,14 @@ def _limited(seconds: float | None, function: Callable[..., Any], arguments: tup
 
     if seconds is not None:
         _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-    with suppress(MemoryError):  # its traceback would keep the memory full, so the error could not be reported
+    with suppress(MemoryError):  # the error's traceback would keep the memory full, and then it could not be reported
         return function(*arguments)
     gc.collect()
     raise MemoryError
 
 
 def _limit(kind: int, value: int) -> None:
-    """Set the soft limit of a resource, not above the hard one that this process has."""
+    """Set the soft limit of a resource, at most to this process's hard limit."""
     import resource
 
     _, hard = resource.getrlimit(kind)
@@ -182,8 +183,8 @@ def _limit(kind: int, value: int) -> None:
 
 @contextmanager
 def _clean_start() -> Iterator[None]:
-    """Hide the main module and the working folder while a process starts. A process of `multiprocessing` runs the main
-    module again. A user's script without `if __name__ == "__main__"` would do its work again in each process, and wait
+    """Hide the main module and the working folder while a process starts. A `multiprocessing` process runs the main
+    module again. So a user's script without `if __name__ == "__main__"` would do its work in each process, and wait
     for itself forever."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -196,7 +197,7 @@ def _clean_start() -> Iterator[None]:
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     end_with_parent()
-    # The parent handles Ctrl-C. Every core has a process, so a tokenizer needs no threads.
+    # The parent handles Ctrl-C. There is one process per core, so a tokenizer needs no threads of its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = "1"
     if begin is not None:

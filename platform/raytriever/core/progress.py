@@ -1,13 +1,12 @@
 """Progress of long work, so that no command is silent for long: tqdm's bar on a terminal, plain lines elsewhere.
 
-`activity("indexing 23,641 documents")` prints nothing when its block is short. Whenever nothing was printed for
-`SILENCE_SECONDS`, a thread prints what the innermost open block does, and for how long it has done so. All output of
-the package counts, no matter what prints it (`terminal.seconds_of_silence`).
+`activity("indexing 23,641 documents")` prints nothing for a short block. If the package has printed nothing for
+`SILENCE_SECONDS`, a thread prints what the innermost open block does, and how long it has been doing it.
+`terminal.seconds_of_silence` takes all output of the package into account, not only the lines of this module.
 
 `Progress` reports how much is done, how fast, and how long the rest will take. Plain lines come at most every few
 seconds, so that a log file stays readable. They also come when nothing advances. Their rate leaves out the first
-advance, which includes one-time work such as compiling and starting threads.
-"""
+advance, which includes one-time work such as compiling and starting threads."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ from raytriever.core.terminal import end_of_silence, presentable, seconds_of_sil
 
 # The docs promise a line after ten seconds. The sum of both constants is less, because a thread may wait for the GIL.
 SILENCE_SECONDS = 8.5
-SHORT_SECONDS = 1.0  # a block that is younger is not reported yet
+SHORT_SECONDS = 1.0  # a block that began more recently is not reported yet
 
 
 @dataclass(eq=False)
 class _Activity:
-    """One open block: the function that makes its line, and the time since when it is the innermost one."""
+    """One open block: the function that makes its line, and the time at which it became the innermost block."""
 
     line: Callable[[float], str | None]
     began: float
@@ -40,9 +39,9 @@ def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
     """Report a block whenever nothing was printed for `SILENCE_SECONDS`.
 
     Args:
-        doing: what the block does, as `indexing 23,641 documents`; or a function that is called with the seconds since
-            the block began, or since the last block inside it ended. It returns the line, or None where it has shown
-            something itself.
+        doing: what the block does, such as `indexing 23,641 documents`; or a function that returns the line to print.
+            The function gets the seconds since the block began, or since the last block inside it ended. It returns
+            None if it has shown something itself.
     """
     line = doing if callable(doing) else lambda seconds: f"{doing}: {seconds:.0f} s"
     opened = _Activity(line, time.monotonic())
@@ -75,10 +74,10 @@ class _Reporter:
     def close(self, opened: _Activity) -> None:
         """Remove a block."""
         with self._changed:
-            if opened in self._open:  # an interruption may have come before it was added
+            if opened in self._open:  # an interruption may have prevented `open` from adding it
                 self._open.remove(opened)
             if self._open:
-                self._open[-1].began = time.monotonic()  # the outer block continues its work only now
+                self._open[-1].began = time.monotonic()  # the outer block's work continues now, so its time restarts
 
     def _run(self) -> None:
         while True:
@@ -94,10 +93,10 @@ class _Reporter:
                 if wait > 0:
                     self._changed.wait(wait)
                     continue
-            # Not under the lock: a function may wait for locks of its own.
+            # Call it without the lock, because the function may wait for other locks.
             line = opened.line(seconds)
             with self._changed:
-                # A line must not follow the end of what it reports; the work itself meets a broken pipe soon enough.
+                # Print no line about a block that has ended. If the pipe is broken, the block's own output raises it.
                 if line and opened in self._open:
                     with suppress(BrokenPipeError):
                         warn(line)
@@ -110,16 +109,16 @@ os.register_at_fork(after_in_child=_reporter.__init__)  # type: ignore[misc]
 
 
 LINE_SECONDS = 10.0  # minimum time between two plain lines
-LINE_COLUMNS = 100  # notes that would make a line longer are left out
-QUIET_SECONDS = 2.0  # shorter work needs no line
+LINE_COLUMNS = 100  # maximum length of a line; notes that do not fit are left out
+QUIET_SECONDS = 2.0  # shorter work prints no line
 
 
 class Progress:
-    """A bar or lines for `total` units of work, on standard error.
+    """Progress bar or lines for `total` units of work, on standard error.
 
     Args:
         title: name of the work, one or two words.
-        done: number of units done before (a resumed run).
+        done: number of units that were done before, such as by a resumed run.
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
@@ -128,7 +127,7 @@ class Progress:
         self._initial, self._done = done, done
         self._notes: list[str] = []
         self._began = self._last_line = self._last_advance = time.monotonic()
-        self._first: tuple[float, int] | None = None  # time of the first advance, and units done then
+        self._first: tuple[float, int] | None = None  # time of the first advance, and number of units done after it
         self._reporting = ExitStack()
         options: dict[str, Any] = {"total": total, "unit": unit, "initial": done, "dynamic_ncols": True}
         self._bar = None
@@ -138,7 +137,7 @@ class Progress:
             self._bar = tqdm(desc=presentable(title, self._stream), file=self._stream, **options)
 
     def advance(self, units: int = 1, **notes: float) -> None:
-        """Count work as done; `notes` are numbers that the line shows, such as the latest loss."""
+        """Add `units` to the work done. `notes` are numbers to show at the end of the line, such as the latest loss."""
         self._done += units
         self._last_advance = time.monotonic()
         self._first = self._first or (self._last_advance, self._done)
@@ -153,7 +152,7 @@ class Progress:
             write_line(self._line(), self._stream)
 
     def reach(self, done: int, **notes: float) -> None:
-        """Count everything up to `done`; what is done a second time after a restart counts once."""
+        """Advance to `done` units in all. Units that are repeated after a restart are not added again."""
         if done > self._done:
             self.advance(done - self._done, **notes)
 
@@ -170,7 +169,7 @@ class Progress:
             write_line(self._line(), self._stream)
 
     def _report(self, seconds: float) -> str | None:
-        """Return the line for a time without advances; None if the bar is drawn again instead."""
+        """Return the line to print when nothing advances. If there is a bar, draw it again and return None."""
         if self._bar is None:
             return self._line()
         self._bar.refresh()
@@ -191,8 +190,8 @@ class Progress:
         return line
 
     def _rate(self, until: float) -> float | None:
-        """Return the units per second after the first advance, or of all work if the first advance did everything.
-        Return None before the second advance."""
+        """Return the units per second since the first advance, or since the start if the first advance did all work.
+        Otherwise return None before the second advance."""
         since, done = self._first or (self._began, self._done)
         if self._done == done == self._total:
             since, done = self._began, self._initial

@@ -1,9 +1,8 @@
 """Output on the terminal, without secrets and without control characters.
 
-Titles, ids, texts and file names come from data sets, and error texts from servers and libraries. A terminal obeys
-control characters in them. An escape sequence can rename the window, fill the clipboard or erase a warning. A
-bidirectional override shows a name in another order. All that the package prints goes through this module.
-"""
+Titles, ids, texts and file names come from data sets. Error texts come from servers and libraries. A terminal obeys
+control characters in them: an escape sequence can rename the window, fill the clipboard or erase a warning, and a
+bidirectional override changes the order of a name's letters. All output of the package goes through this module."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from typing import TextIO
 from raytriever.core.errors import StorageError, translated
 from raytriever.core.masking import masked
 
-# C0 but tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
+# C0 except tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
 # interlinear marks, tags, and halves of surrogate pairs.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
@@ -35,32 +34,32 @@ def seconds_of_silence() -> float:
 
 
 def end_of_silence() -> None:
-    """Record that something is printed now, such as a bar that is drawn again."""
+    """End the silence: something is printed now, such as an update of a progress bar."""
     global _last_output
     _last_output = time.monotonic()
 
 
 def printable(text: str) -> str:
-    r"""Return a text with control characters as escapes, such as `\x1b`; tabs and line feeds stay."""
+    r"""Return a text with control characters as escapes, such as `\x1b`. Tabs and line feeds are not changed."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    """Return a text of the data as part of one line: runs of white space are one space each."""
+    """Return a printable text on one line: each run of white space becomes one space."""
     return printable(" ".join(text.split()))
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is one."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def text_table(rows: Sequence[Sequence[str]], left: int = -1) -> str:
-    """Format rows as lines of equally wide columns, two blanks apart.
+    """Format rows as a text table whose columns are two blanks apart.
 
     Args:
         rows: cells of each line, the header first.
-        left: index of the column of words, which is aligned to the left; the others are aligned to the right.
+        left: index of the column that is aligned to the left; all others are aligned to the right.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     count = len(rows[0])
@@ -73,7 +72,7 @@ def text_table(rows: Sequence[Sequence[str]], left: int = -1) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return a text as one cell of a Markdown table: on one line, without columns or HTML of its own."""
+    """Return a text as one cell of a Markdown table: on one line, with escapes for `|`, `\\` and `<`."""
     return one_line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -84,7 +83,7 @@ def markdown_table(
 
     Args:
         rows: cells of each line, the header first.
-        right: index of the first column that is aligned to the right, if any is.
+        right: index of the first column that is aligned to the right; None if there is none.
         escape: applied to each cell; `str` for cells that are Markdown.
     """
     sides = ["---" if right is None or column < right else "---:" for column in range(len(rows[0]))]
@@ -92,7 +91,7 @@ def markdown_table(
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], sides, *lines[1:]))
 
 
-STREAM = "<standard stream>"  # the file name of errors of standard output and standard error
+STREAM = "<standard stream>"  # `filename` of an OSError of standard output or standard error
 
 
 def show(text: str = "") -> None:
@@ -108,7 +107,7 @@ def show(text: str = "") -> None:
 
 
 def warn(text: str) -> None:
-    """Print a line on standard error; a line that a full disk does not accept is lost, and the work goes on."""
+    """Print a line on standard error. If it cannot be written, as on a full disk, the line is lost and work goes on."""
     try:
         write_line(text, sys.stderr)
     except BrokenPipeError:
@@ -118,11 +117,11 @@ def warn(text: str) -> None:
 
 
 def write_line(text: str, stream: TextIO | None) -> None:
-    """Print a line on a stream at once, above the bars of a terminal; nothing where the process has no such stream."""
+    """Print a line on a stream at once, above progress bars. If `stream` is None, do nothing."""
     if stream is None:
         return
     try:
-        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # a process that has not imported it has no bars
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # a process without tqdm has no progress bars
         with bars.external_write_mode(stream) if bars and stream.isatty() else nullcontext():
             print(presentable(text, stream), file=stream, flush=True)
         if stream in (sys.stdout, sys.stderr):
@@ -134,7 +133,7 @@ def write_line(text: str, stream: TextIO | None) -> None:
 
 
 def presentable(text: str, stream: TextIO) -> str:
-    """Return a text as it may be written to a stream: masked, printable and in the stream's encoding."""
+    """Return a text that may be written to a stream: without secrets, printable and in the stream's encoding."""
     encoding = stream.encoding or "utf-8"
     return printable(masked(translated(text))).encode(encoding, "backslashreplace").decode(encoding)
 
@@ -150,7 +149,7 @@ def open_missing_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
-            os.set_inheritable(number, True)  # processes that this one starts need it too
+            os.set_inheritable(number, True)  # child processes need the stream too
             stream = open(number, "w" if number else "r", closefd=False, encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, stream)
 
@@ -158,7 +157,7 @@ def open_missing_streams() -> None:
 def _discard(stream: TextIO) -> None:
     try:
         number = stream.fileno()
-    except (OSError, ValueError):  # a stream of a test has none
+    except (OSError, ValueError):  # a test's stream has no file descriptor
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)

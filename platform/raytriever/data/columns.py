@@ -1,11 +1,10 @@
-"""Columns of a data set in memory-mapped shards, read by position; and answers and prompts of single queries.
+"""Columns of a data set in memory-mapped shards, read by position. Answers and prompts of single queries.
 
-Texts are stored in Arrow files, tokens in flat arrays with offsets. Only the rows that are read take memory. All
-processes of a node read a corpus larger than memory from one copy in the page cache.
+Texts are stored in Arrow files, tokens in flat arrays with offsets. Only the rows that are read use memory. All
+processes of a node share one copy of the files in the page cache, so a corpus may be larger than memory.
 
 A query may have answers, which identify the passages that answer it, and its own prompt. The data set has one Arrow
-file for answers and one for prompts, ordered by query.
-"""
+file for answers and one for prompts, ordered by query."""
 
 from __future__ import annotations
 
@@ -30,15 +29,11 @@ PREPARE_AGAIN = "prepare the data set again from its source"
 
 @dataclass(frozen=True)
 class Rows:
-    """Map from positions to shards and rows.
+    """Map from positions to shards and rows."""
 
-    Args:
-        starts: number of rows before each shard, followed by the number of all rows.
-        live: rows that count, ascending; None if all count. A document that is repeated under its id is stored twice
-            but counts once.
-    """
-
-    starts: Int64[ndarray, " shards+1"]
+    starts: Int64[ndarray, " shards+1"]  # number of rows before each shard, followed by the number of all rows
+    # Ascending numbers of the rows that have a position; None if all have one. If a document is repeated with the same
+    # id, it is stored twice, but only the first row has a position.
     live: Int64[ndarray, " positions"] | None
 
     @classmethod
@@ -50,7 +45,7 @@ class Rows:
         return int(self.starts[-1]) if self.live is None else len(self.live)
 
     def locate(self, positions: ndarray) -> tuple[ndarray, ndarray]:
-        """Return the shard, and the row in it, of each position; raises `IndexError` for a position out of range."""
+        """Return the shard of each position, and its row in the shard; raises `IndexError` if it is out of range."""
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= len(self)):
             raise IndexError(f"positions must be in [0, {len(self)})")
@@ -59,7 +54,7 @@ class Rows:
         return shards, rows - self.starts[shards]
 
     def by_shard(self) -> Iterator[tuple[int, ndarray | None]]:
-        """Yield every shard with its rows that count, in order; None if all its rows count."""
+        """Yield each shard with its live rows, in order; None instead of the rows if all are live."""
         for shard, (start, end) in enumerate(zip(self.starts[:-1], self.starts[1:], strict=True)):
             if self.live is None:
                 yield shard, None
@@ -85,7 +80,7 @@ class Column(Sequence[str], ABC):
 
     @abstractmethod
     def take(self, positions: ndarray) -> list[str]:
-        """Return the texts at these positions, which count from 0, in the order of the positions."""
+        """Return the texts at these positions (from 0), in the order of `positions`."""
 
 
 class TextColumn(Column):
@@ -119,21 +114,16 @@ class TextColumn(Column):
 
 
 def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> list[str]:
-    """Return the texts of a column, in shards or in memory, at some positions, in their order."""
+    """Return the texts at `positions`, in that order. The column is in shards or in memory."""
     return column.take(positions) if isinstance(column, Column) else [column[each] for each in positions.tolist()]
 
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """Token ids of every text of a column, without special tokens and not truncated.
+    """Token ids of every text of a column, without special tokens and not truncated."""
 
-    Args:
-        ids: for each shard, the concatenated ids of its texts, memory-mapped.
-        offsets: for each shard, the start of each text, followed by the end of the last one.
-    """
-
-    ids: Sequence[ndarray]
-    offsets: Sequence[ndarray]
+    ids: Sequence[ndarray]  # for each shard, the concatenated ids of its texts, memory-mapped
+    offsets: Sequence[ndarray]  # for each shard, the start of each text, followed by the end of the last one
     rows: Rows
 
     def __len__(self) -> int:
@@ -161,7 +151,7 @@ _COLUMNS = {"query": "int64", "text": "string"}
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of queries: a query position, ascending, and a text for each answer."""
+    """Answers of queries. Each answer has a text and the position of its query; the positions ascend."""
 
     queries: Int64[ndarray, " answers"]
     texts: Sequence[Any]
@@ -170,20 +160,20 @@ class Answers:
         return len(self.queries)
 
     def of(self, query: int) -> list[str]:
-        """Return the answers of one query, in their order; an empty list if it has none."""
+        """Return the answers of one query, in the stored order. Return an empty list if the query has none."""
         first, end = np.searchsorted(self.queries, [query, query + 1])
         return [str(text) for text in self.texts[first:end]]
 
 
 @dataclass(frozen=True)
 class QueryPrompts:
-    """Prompts of the queries that have their own: ascending query positions, and a text for each."""
+    """Prompts of the queries that have their own prompt: the ascending positions of these queries, and the prompts."""
 
     queries: Int64[ndarray, " prompts"]
     texts: Sequence[Any]
 
     def of(self, positions: Iterable[int], default: str) -> list[str]:
-        """Return the prompt of each query, the default for one without its own."""
+        """Return the prompt of each query; `default` for a query without its own prompt."""
         wanted = np.fromiter(positions, np.int64)
         rows = np.searchsorted(self.queries, wanted)
         own = self.queries[np.minimum(rows, len(self.queries) - 1)] == wanted if len(self.queries) else wanted < 0
@@ -195,7 +185,7 @@ class QueryPrompts:
 
 
 def read_texts(file: Path, full: bool = False) -> tuple[Int64[ndarray, " texts"], Any]:
-    """Return the query positions and texts of a file of answers or prompts; see `read_arrow` for `full` and errors."""
+    """Return the query positions and the texts of a file of answers or prompts; `full` and errors: see `read_arrow`."""
     table = read_arrow(file, _COLUMNS, PREPARE_AGAIN, full)
     return table["query"].to_numpy(), table["text"].chunk(0)
 

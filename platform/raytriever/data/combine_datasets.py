@@ -1,7 +1,6 @@
-"""Combination of data sets into one: columns are concatenated and positions shifted, without copies.
+"""Combination of data sets into one: columns are concatenated and positions shifted. No text is copied.
 
-Ids do not change unless two data sets share one. Then every id is preceded by the name of its data set and `/`.
-"""
+If an id occurs in two data sets, every id gets the name of its data set and `/` as a prefix. Otherwise ids stay."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from raytriever.data.records_and_bad_rows import QuarantineReport
 
 
 class Chained(Column):
-    """Concatenation of columns that reads each text from its own column, and puts the column's prefix before it."""
+    """Concatenation of columns. Each text is read from its own column, and gets the prefix of this column."""
 
     def __init__(self, parts: Sequence[Sequence[str]], prefixes: Sequence[str] | None = None) -> None:
         self._parts = tuple(parts)
@@ -71,7 +70,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     )
 
     def by_split(tables: Sequence[Mapping[str, Any]], join: Callable[[Sequence[tuple[Any, int, int]]], Any]) -> Any:
-        """Join the tables of each split; each is passed with the positions of its first query and document."""
+        """Join the tables of each split. `join` gets each table with the positions of its first query and document."""
         splits = dict.fromkeys(split for table in tables for split in table)
         placed = list(zip(tables, starts, strict=True))
         return {split: join([(table[split], *start) for table, start in placed if split in table]) for split in splits}
@@ -105,13 +104,13 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
 
 
 def _chained_forms(parts: Sequence[Forms | None]) -> Forms | None:
-    """Return the hashes of all texts, which show copies across data sets; None if a data set has none stored."""
+    """Return the hashes of all texts, to find copies across data sets. Return None if a data set stores no hashes."""
     stored = [part for part in parts if part is not None]
     return np.concatenate(stored) if len(stored) == len(parts) else None
 
 
 def starts_of(dataset: RetrievalDataset) -> tuple[Int64[ndarray, " parts+1"], Int64[ndarray, " parts+1"]]:
-    """Return the first query position and document position of each data set, followed by the numbers of all."""
+    """Return each data set's first query position and first document position, followed by the total numbers."""
     parts = dataset.parts if isinstance(dataset, CombinedDataset) else (dataset,)
     return _starts([len(part.queries) for part in parts]), _starts([len(part.documents) for part in parts])
 
@@ -121,7 +120,7 @@ def _starts(sizes: Sequence[int]) -> Int64[ndarray, " parts+1"]:
 
 
 def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
-    """Concatenate judgements, shifted by the starts of their queries and documents. The order stays ascending."""
+    """Concatenate judgements. Add each data set's starts to the positions, which stay in ascending order."""
     return Judgements(
         np.concatenate([rows.queries + query_start for rows, query_start, _ in parts]),
         np.concatenate([rows.documents + document_start for rows, _, document_start in parts]),
@@ -141,13 +140,13 @@ def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int, int]]) -> A
 
 
 def _chained_ids(columns: Sequence[Sequence[str]], names: Sequence[str]) -> Chained:
-    # Hashes of eight bytes are enough, because a collision only adds prefixes.
+    # Hashes of eight bytes are enough: a collision has no other effect than unnecessary prefixes.
     together = np.concatenate([np.unique(keys_of(map(key_of, column))[:, 0]) for column in columns])
     return Chained(columns, [f"{name}/" for name in names] if len(np.unique(together)) < len(together) else None)
 
 
 def _chained_tokens(tokens: Sequence[Tokens | None]) -> Tokens | None:
-    """Return the tokens of all data sets if one tokenizer made all of them, else None. Their prompts may differ."""
+    """Return the tokens of all data sets if they have the same tokenizer, else None. Their prompts may differ."""
     present = [each for each in tokens if each is not None]
     digests, tokenizers = {each.digest for each in present}, {each.tokenizer for each in present}
     if len(present) < len(tokens) or (len(digests) > 1 and (len(tokenizers) > 1 or "" in tokenizers)):

@@ -1,4 +1,4 @@
-"""Settings of the data and of the import of documents. Imports nothing heavy: `--help` reads it."""
+"""Settings of the data and of the import of documents. This module imports quickly, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raytriever.data.languages import AUTO, LANGUAGES
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Division of questions into train, dev and test, if neither a column nor the name of a file decides."""
+    """Settings of the division of questions into train, dev and test, if no column or file name gives the split."""
 
     test_share: float | None = option(
         None,
@@ -34,7 +34,7 @@ class SplitConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Data sets, their splits, the training examples made from them, and the allowed share of bad rows."""
+    """Settings of data sets, their splits, the training examples made from them, and the allowed share of bad rows."""
 
     dataset: str = option("pydocs", "`pydocs`, path or URI; see docs/reference/formats.md", reads=DATASET, form="PATH")
     extra_datasets: str = option(
@@ -107,20 +107,20 @@ class DataConfig:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The data set for training and evaluation, followed by the further ones for training only."""
+        """The data set for training and evaluation, followed by the data sets for training only."""
         return (self.dataset, *(name for part in self.extra_datasets.split(",") if (name := part.strip())))
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Path of the teacher's scores for each data set ("" if it has none); empty without a teacher."""
+        """For each data set, the path of its teacher scores ("" if it has none). Empty if no data set has a teacher."""
         return tuple(part.strip() for part in self.teacher.split(",")) if self.teacher.strip() else ()
 
     def check(self) -> None:
-        """Raise `ConfigError` if two of the splits for training, validation and evaluation are the same."""
+        """Raise `ConfigError` if two of the splits for training, validation and evaluation are equal."""
         for first, second in combinations(("train_split", "dev_split", "test_split"), 2):
             split = getattr(self, first)
             if split == getattr(self, second) and not self.allow_split_overlap:
-                what = f"the split {split!r} is also that of {setting(second)}, so the metrics would mislead"
+                what = f"the split {split!r} is also the value of {setting(second)}, so the metrics would mislead"
                 where = setting(first)
                 raise ConfigError(what, where, f"give another split, or {setting('allow_split_overlap', True)}")
 

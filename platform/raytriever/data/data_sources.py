@@ -1,8 +1,8 @@
 """Sources of data files: local path, `pyarrow.fs` URI, data set of the Hugging Face hub, or name of `ir_datasets`.
 
 `Source.open` lists the files. `open_stream` and `open_raw` read one file in any process, given only its `where`.
-Reading from the hub uses `huggingface_hub`, which obeys `HF_ENDPOINT`, `HF_TOKEN` and its other settings. Rows in
-memory are `Files`, which are written to the cache once, under the digest of their content."""
+Files of the hub are read with `huggingface_hub`, which obeys `HF_ENDPOINT`, `HF_TOKEN` and its other variables.
+`Files` are rows in memory. They are written to the cache once, under the digest of their content."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+
 
 
 def pinned(uri: str) -> str:
-    """Return the URI with its revision as a commit, so that every worker and every later run reads the same bytes.
-    Raise `DataError` if the URI is malformed, or if the hub cannot be reached or has no such data set or revision."""
+    """Return a URI whose revision is a commit, so that every worker and every later run reads the same bytes. Raise
+    `DataError` if the URI is malformed, if the hub cannot be reached, or if it has no such data set or revision."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     where = setting("dataset", uri)
     match = _FORM.fullmatch(uri.rstrip("/"))
     if match is None:
-        raise DataError("not an address on the hub", where, "write hf://datasets/ORG/NAME[@REVISION]")
+        raise DataError("is not an address on the hub", where, "write hf://datasets/ORG/NAME[@REVISION]")
     try:
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         commit = api.dataset_info(match["name"], revision=match["revision"], timeout=30).sha
     except HfHubHTTPError as error:
         message = " ".join(str(error).split())[:300]
-        what = f"the hub refused it ({message})"
+        what = f"the hub refused the request ({message})"
         raise DataError(what, where, "check the name, the revision and HF_TOKEN") from error
-    except Exception as error:  # the client uses one of several HTTP libraries, each with its own errors
+    except Exception as error:  # the client uses one of several HTTP libraries, and each raises its own errors
         what = f"the hub cannot be reached ({_one_line(error)})"
         raise DataError(what, where, "check the network, or give the path of a local copy") from error
     return f"hf://datasets/{match['name']}@{commit}{match['folder'] or ''}"
@@ -66,8 +66,7 @@ class SourceFile:
     """File of a source.
 
     `path` is relative to the source, with `/`. `where` is the absolute path or URI, so that it is valid in workers too.
-    `size` is in bytes, and `modified_ns` counts since 1970; it is 0 if the store does not report it.
-    """
+    `size` is in bytes. `modified_ns` is in nanoseconds since 1970; it is 0 if the store does not report the time."""
 
     path: str
     where: str
@@ -96,7 +95,7 @@ def open_stream(where: str) -> BinaryIO:
     errors of `gzip`; `reading` turns them into one line."""
     packed = (where.split("?")[0] if is_uri(where) else where).lower().endswith(".gz")
     if is_uri(where):
-        # `gzip` and line readers expect an object of `io` instead of pyarrow's file.
+        # `gzip` and line readers need an object of the module `io`, not a pyarrow file.
         raw = io.BufferedReader(open_raw(where), 1 << 20)
         return cast(BinaryIO, gzip.open(raw) if packed else raw)
     with reading(where):
@@ -107,8 +106,8 @@ def open_stream(where: str) -> BinaryIO:
 
 @contextmanager
 def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
-    """Turn the errors of reading a file into one line: those of the many store libraries, of a truncated gzip, and of
-    the disk. `row[0]` is the last row that was read."""
+    """Convert errors that occur while a file is read to a `UserError`: those of store libraries, of a truncated gzip
+    file, and of the disk. `row[0]` is the number of the last row that was read."""
     try:
         with disk_errors(where):
             yield
@@ -117,7 +116,7 @@ def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError("no such file", where, "check its spelling, and that it was not removed") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        what = f"the gzip is broken after row {row[0] if row else 0} ({error})"
+        what = f"the gzip file is broken after row {row[0] if row else 0} ({error})"
         raise DataError(what, where, "copy or compress it again") from error
     except Exception as error:
         if not is_uri(where):
@@ -127,8 +126,8 @@ def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
 
 
 def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
-    """Return a URI, pinned to a revision if the store has revisions, and the files under it, or the file that it names.
-    Raise `DataError` if the store is unknown or unreachable, or if nothing exists there."""
+    """Return the URI, pinned to a commit if it is on the hub, and its files: those below a folder, or the one file.
+    Raise `DataError` if the store is unknown or unreachable, or if the URI does not exist."""
     from pyarrow.fs import FileSelector, FileType
 
     if uri.startswith(HUB):
@@ -142,7 +141,7 @@ def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
         if target.type == FileType.Directory:
             infos = file_system.get_file_info(FileSelector(path, recursive=True))
     if target.type == FileType.NotFound:
-        raise DataError("no such file or folder", setting("dataset", uri), "check its spelling, and what you may read")
+        raise DataError("no such file or folder", setting("dataset", uri), "check its spelling and your permissions")
     listed = []
     for info in infos:
         if info.type == FileType.File:
@@ -171,7 +170,7 @@ def _one_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Files of a data set, sorted by path. A name of `ir_datasets` has no files; `where` contains the name."""
+    """Files of a data set, sorted by path. A data set of `ir_datasets` has no files; `where` is then its name."""
 
     name: str
     where: str
@@ -183,8 +182,7 @@ class Source:
 
         It is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
         `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`. Raise `DataError` if the path does not
-        exist, has no files, or cannot be reached.
-        """
+        exist, has no files, or cannot be reached."""
         name = str(name_or_path)
         if name.startswith(IR_DATASETS):
             return cls(name.rsplit("/", 1)[-1].removeprefix(IR_DATASETS), name, ())
@@ -195,7 +193,7 @@ class Source:
             where, listed = os.path.abspath(path), _list_local(name, path)
         files = sorted((file for file in listed if _is_data(file.path)), key=lambda file: file.path)
         if not files:
-            raise DataError("no file in it", setting("dataset", name), "give a folder with data")
+            raise DataError("has no files", setting("dataset", name), "give a folder with data")
         last = Path(where).name if not is_uri(where) else where.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
         return cls(last.split("@")[0] if where.startswith(HUB) else last, where, tuple(files))
 
@@ -210,8 +208,8 @@ def _list_local(name: str, path: Path) -> list[SourceFile]:
 
 
 def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
-    """Yield the files in and below a folder; links are followed, and names that begin with `.` or `_` are left out.
-    Raise `OSError` if a folder cannot be read, or links lead in a circle."""
+    """Yield all files below a folder. Links are followed, and names that begin with `.` or `_` are left out. Raise
+    `OSError` if a folder cannot be read, or if links form a loop."""
     status = folder.stat()
     own = (status.st_dev, status.st_ino)
     if own in above:
@@ -227,7 +225,7 @@ def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) 
 
 
 def local_file(relative: str, path: Path) -> SourceFile:
-    """Return the file of a path on this disk; `relative` is its path in the source."""
+    """Return the `SourceFile` of a path on this disk. `relative` is its path in the source."""
     status = path.stat()
     return SourceFile(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
@@ -250,8 +248,8 @@ class Files:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, name: str) -> Path:
-        """Write the files to the cache atomically, unless they exist. Return their folder, `sources/DIGEST/NAME`, where
-        the digest is that of the content."""
+        """Write the files to the cache atomically, unless they exist there. Return their folder, `sources/DIGEST/NAME`;
+        DIGEST is the digest of their content."""
         digest = hashlib.sha256()
         for file in self.tables:
             digest.update(json.dumps(file).encode())
@@ -271,7 +269,7 @@ class Files:
         return folder
 
     def name_tables(self, error: DataError, folder: Path) -> None:
-        """Rewrite an error about a file in the folder as one about the table from which the file was made."""
+        """Change an error about a file in the folder so that it names the user's table from which the file was made."""
 
         def renamed(text: str | None) -> str | None:
             if text is None:
@@ -294,7 +292,7 @@ class Files:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON can hold it; missing values (NaN, NA) become null."""
+    """Convert a value to a type of JSON. Missing values (NaN, NA) become null."""
     if hasattr(value, "tolist"):  # numpy
         value = value.tolist()
     if isinstance(value, float):

@@ -1,7 +1,6 @@
-"""Retrieval data set: columns of texts, in memory or in shards, and judgements as arrays of positions.
+"""Retrieval data set: columns of texts (in memory or in shards), and judgements as arrays of positions.
 
-Other modules refer to a query or a document by its position. Ids are for files and people.
-"""
+Other modules refer to a query or a document by its position. Ids are used only in files and messages."""
 
 from __future__ import annotations
 
@@ -24,9 +23,8 @@ from raytriever.models.prompts import TITLE, fill_title
 class Documents:
     """Corpus: three columns of equal length. The title or the text of a passage may be empty, but not both.
 
-    `stored_digest` and `stored_forms` are `digest` and `forms` as the writer of the columns recorded them (see
-    `hashed_ids`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect it.
-    """
+    `stored_digest` and `stored_forms` are the values of `digest` and `forms` that the writer of the columns computed
+    (see `hashed_ids`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect the language."""
 
     ids: Sequence[str]
     titles: Sequence[str]
@@ -40,13 +38,13 @@ class Documents:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over ids, titles and texts: the key of every result that depends on the corpus alone."""
+        """SHA-256 over ids, titles and texts. It is the key of results that depend on the corpus only."""
         contents = (key_of(title, text) for title, text in zip(self.titles, self.texts, strict=True))
         return self.stored_digest or digest_of(map(key_of, self.ids), contents)
 
     @cached_property
     def forms(self) -> Forms:
-        """Forms (hashes) of the passages. If they are not stored, this reads every passage."""
+        """Forms (hashes) of the passages. If the forms are not stored, every passage is read."""
         return forms_of(Passages(self)) if self.stored_forms is None else self.stored_forms
 
     @cached_property
@@ -85,14 +83,10 @@ class Queries:
 
 @dataclass(frozen=True)
 class TextPrompts:
-    """Prompts of the texts of a column, stored as runs of texts that have the same prompt.
+    """Prompts of the texts of a column, stored as runs of consecutive texts with the same prompt."""
 
-    Args:
-        runs: number of texts and prompt of each run.
-        own: prompts of single texts by position in the column; they replace the prompt of the run.
-    """
-
-    runs: tuple[tuple[int, str], ...]
+    runs: tuple[tuple[int, str], ...]  # for each run, its number of texts and its prompt
+    # Prompts of single texts, by position in the column. They replace the prompt of the run.
     own: QueryPrompts | None = None
 
     @classmethod
@@ -119,9 +113,8 @@ class TextPrompts:
 class Tokens:
     """Token ids of all texts, without special tokens and not truncated.
 
-    `digest` is that of the tokenizer and the prompts, `tokenizer` that of the tokenizer alone. If a data set was opened
-    without a tokenization, `tokenizer` is empty and the prompts are unknown.
-    """
+    `digest` is the digest of the tokenizer and the prompts, `tokenizer` the digest of the tokenizer alone. If a data
+    set was opened without a tokenization, `tokenizer` is empty and the prompts are unknown."""
 
     queries: TokenColumn
     documents: TokenColumn
@@ -133,20 +126,16 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Judgements:
-    """Judged pairs of one split, sorted by query position, then document position.
-
-    Args:
-        scores: grades; a document with a grade above 0 is relevant.
-        sources: source of each judgement, as an index in `SOURCES`; by default all are human.
-        ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
-        labels: label of each pair in the data, between 0 and 1; NaN without one, by default all.
-    """
+    """Judged pairs of one split, sorted by query position, then document position."""
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]
-    scores: Int64[ndarray, " rows"]
+    scores: Int64[ndarray, " rows"]  # grades; a document with a grade above 0 is relevant
+    # Source of each judgement, as an index in `SOURCES`; by default all are human.
     sources: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
+    # Rank of each positive of a query, from 0 (the most useful); by default all are 0.
     ranks: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
+    # Label of each pair in the data, between 0 and 1; NaN without one, by default all.
     labels: Float32[ndarray, " rows"] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -165,10 +154,10 @@ class Judgements:
 
 @dataclass(frozen=True)
 class AbsentDocuments:
-    """Relevant documents of one split that are not in the corpus: one row for each, sorted by query position.
+    """Relevant documents of one split that are not in the corpus. Each is one row; rows are sorted by query position.
 
-    No search can find them. They count as relevant documents of their query, as in trec_eval and BEIR: in recall, MAP,
-    R-precision and the ideal order of nDCG. Training does not use them. Documents are ids, and the scores above 0.
+    No search can find them. Recall, MAP, R-precision and the ideal order of nDCG include them in the number of
+    relevant documents, as trec_eval and BEIR do. Training does not use them. `documents` are ids; scores are above 0.
     """
 
     queries: Int64[ndarray, " rows"]
@@ -212,11 +201,10 @@ class Positives:
 
 @dataclass(frozen=True)
 class NegativeRows:
-    """Hard negatives that are part of a data set, one in each row.
+    """Hard negatives that are part of a data set, one per row.
 
-    A row has the positions of query and document, and the index of the origin in `ORIGINS`. Its rank among the
-    negatives of the query counts from 0. Its score is NaN if the data set has none.
-    """
+    A row has the position of the query, the position of the document, and the index of the origin in `ORIGINS`. The
+    rank among the negatives of the query begins at 0. The score is NaN if the data set has no score."""
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]
@@ -226,18 +214,18 @@ class NegativeRows:
 
 
 def positions_of_runs(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
-    """Return the positions of runs one after another: `counts[i]` positions from `starts[i]` on."""
+    """Return concatenated runs of positions. Run i has `counts[i]` consecutive positions, from `starts[i]` on."""
     return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
 
 
 def joined(title: str, text: str) -> str:
-    """Return title and text of a passage, joined as in BEIR. Models and BM25 read this text."""
+    """Join the title and the text of a passage as BEIR does. Models and BM25 read the result."""
     return (title + " " + text).strip()
 
 
 @dataclass(frozen=True)
 class Passages(Column):
-    """Title and text of each document, joined on access, so that no copy of the corpus is in memory."""
+    """Column of the joined title and text of each document. They are joined on access, to save memory."""
 
     documents: Documents
 
@@ -253,8 +241,8 @@ class Passages(Column):
 
 
 def prompted(documents: Documents, rows: Sequence[int], prompt: str) -> tuple[list[str], str | list[str]]:
-    """Return the texts of some passages, and their prompt: one for all, or one for each. The title precedes the text,
-    unless the prompt has a placeholder for it."""
+    """Return the texts of some passages, and their prompt: one prompt for all, or a list with one for each. The title
+    precedes the text, unless the prompt has a placeholder for the title."""
     part = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else None
     titles, texts = (
         column[part] if part else [column[row] for row in rows] for column in (documents.titles, documents.texts)
@@ -268,13 +256,12 @@ def prompted(documents: Documents, rows: Sequence[int], prompt: str) -> tuple[li
 class RetrievalDataset:
     """Documents, queries, and the judgements of the opened splits.
 
-    `location` is the path or URI of the prepared data set, from which any process can open it. `absent` contains the
-    relevant documents that are not in the corpus, for the splits that have any. `unanswerable` contains the ascending
-    positions of the queries that are known to have no answer in the corpus, for the splits that have any. They have no
-    judgement above 0 in the split, so training, mining and ranking metrics do not use them. The last `added_queries`
-    queries exist in memory only: the data set at `location` has the queries before them. With `has_lent_dev`, the
-    split `dev` was held out from `train`.
-    """
+    `location` is the path or URI of the prepared data set. Any process can open it there. `absent` has, by split, the
+    relevant documents that are not in the corpus. `unanswerable` has, by split, the ascending positions of the queries
+    that are known to have no answer in the corpus. These queries have no judgement above 0 in the split, so training,
+    mining and ranking metrics do not use them. Both have an entry only for splits that need one. The last
+    `added_queries` queries exist only in memory, not at `location`. `has_lent_dev` is true if `dev` was held out from
+    `train`."""
 
     name: str
     documents: Documents
@@ -293,7 +280,7 @@ class RetrievalDataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the opened content; it does not depend on names and compression of the files."""
+        """SHA-256 over the opened content. Names and compression of the files do not change it."""
         parts = [self.documents.digest, self.queries.digest]
         for split in sorted(self.judgements):
             rows = self.judgements[split]
@@ -326,18 +313,18 @@ class RetrievalDataset:
         return Positives(queries, offsets, rows.documents, rows.sources, rows.ranks)
 
     def relevant_queries(self, split: str) -> Int64[ndarray, " queries"]:
-        """Return the queries of a split with a document graded above 0, in the corpus or not, ascending."""
+        """Return, ascending, the queries of a split with a document graded above 0. It need not be in the corpus."""
         rows = self.judgements[split]
         there = np.unique(rows.queries[rows.scores > 0])
         return np.union1d(there, self.absent[split].queries) if split in self.absent else there
 
     def prompts_of(self, queries: Iterable[int], default: str) -> str | list[str]:
-        """Return the prompt of each query: its own, or the default; one text if no query has its own."""
+        """Return the prompt of each query: its own, or `default`. If no query has its own, return only `default`."""
         return default if self.prompts is None else self.prompts.of(queries, default)
 
     def counts(self) -> dict[str, int]:
-        """Return numbers for tracking: documents, queries, and for each split its judged queries, judgements, positives
-        and, if there are any, its queries without an answer."""
+        """Return numbers for tracking: of documents, of queries, and, for each split, of judged queries, judgements,
+        positives and (if there are any) queries without an answer."""
         counts = {"documents": len(self.documents), "queries": len(self.queries)}
         for split, rows in self.judgements.items():
             counts[f"{split}_queries"] = len(np.unique(rows.queries))

@@ -1,7 +1,7 @@
-"""Statistics of a data set: the figures that `prepare` prints, and the texts that two splits share.
+"""Statistics of a data set: the figures that `prepare` prints, and the number of texts that two splits share.
 
-A model answers a query that it was trained on from memory, which says nothing about other queries. `hashed_ids` says
-which texts count as the same."""
+A model may have memorized the answer to a training query. So its result for this query says nothing about other
+queries. `hashed_ids` defines which texts are equal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ PERCENTILES = (50, 90, 99)
 def describe(
     dataset: RetrievalDataset, sides: Mapping[str, Any], lengths: Mapping[str, int], around: int
 ) -> dict[str, str]:
-    """Return the statistics of a data set with all splits opened, as texts by name.
+    """Return the statistics of a data set with all splits opened: texts, by name.
 
-    `sides` are the figures in the manifest of `prepare`. `lengths` has, for `documents` and `queries`, the largest
-    number of tokens that a model reads of a text, including the `around` special tokens.
-    """
+    `sides` are figures from the manifest that `prepare` wrote. `lengths` has, for `documents` and `queries`, the
+    largest number of tokens that a model reads of a text. It includes the special tokens, whose number is `around`."""
     figures = {
         "documents": f"{len(dataset.documents):,}",
         "queries": f"{len(dataset.queries):,}",
@@ -65,16 +64,16 @@ def _spread(counts: ndarray) -> str:
     return f"{counts.mean():.2f} ({counts.min():,} to {counts.max():,})" if len(counts) else "-"
 
 
-# Each query that was trained on adds at most 1 to the sum of a mean metric. At this share a metric may be too high by
-# 0.05, which is more than most differences between models. The published splits in docs/how-to/prepare-data.md share
-# at most 0.013.
+# Largest share of an evaluated split that may be training queries. A shared query raises the sum of a mean metric by at
+# most 1. So at this share, the mean is at most 0.05 too high, which is more than most differences between models. The
+# published splits in docs/how-to/prepare-data.md share at most 0.013.
 MOST_SHARED = 0.05
 ALLOW = setting("allow_split_overlap", True)
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Number of queries of an evaluated split, and how many of them have the text of a training query."""
+    """Number of queries of an evaluated split, and number of those whose text is also a training query."""
 
     dataset: str
     split: str
@@ -83,7 +82,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Share of the split's queries that were trained on, 0 to 1."""
+        """Share of the split's queries that are also training queries, from 0 to 1."""
         return self.shared / self.queries if self.queries else 0.0
 
     def __str__(self) -> str:
@@ -111,7 +110,7 @@ def _forms(dataset: RetrievalDataset, split: str) -> Forms:
 
 
 def check_overlap(overlap: Overlap, allowed: bool) -> None:
-    """Raise `DataError` if too many queries of an evaluated split are trained on, unless that is allowed."""
+    """Raise `DataError` if too many queries of an evaluated split are training queries, unless that is allowed."""
     if overlap.share > MOST_SHARED and not allowed:
-        remedy = f"leave these queries out of the training split, or give {ALLOW} and distrust the figures"
+        remedy = f"leave these queries out of the training split, or give {ALLOW} and do not trust the figures"
         raise DataError(f"{overlap}, more than {MOST_SHARED:.0%}", overlap.dataset, remedy)

@@ -1,4 +1,4 @@
-"""Digests of files, computed again only after a change, and the check of a directory against its manifest.
+"""Digests of files, which are cached until a file changes, and the check of a directory against its manifest.
 
 A digest is cached by path, size and modification time, so that a corpus of a hundred gigabytes is not read again."""
 
@@ -21,7 +21,7 @@ from raytriever.core.store.commit import MANIFEST, Manifest, check_digests, chec
 from raytriever.data.data_sources import SourceFile, open_raw
 
 _BLOCK = 1 << 22
-MOST_MEMOS = 100_000  # cached digests; each is a file that takes 4 KB on most disks
+MOST_MEMOS = 100_000  # maximum number of cached digests; each is a file of 4 KB on most disks
 _EXAMINED = "whole, and its contents examined"
 
 
@@ -48,15 +48,16 @@ def check_directory(
     manifest: Manifest | None = None,
     is_new: bool = False,
 ) -> Manifest:
-    """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since;
-    return the manifest. Raise `StorageError` if a file is missing, damaged or changed, or `examine` raised it.
+    """Compare every file of a committed directory with the digest in its manifest, and return the manifest. If no file
+    has changed since the last comparison, skip it. Raise `StorageError` if a file is missing, damaged or changed, or
+    `examine` raised it.
 
     Args:
-        examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
-            called only once while the files do not change.
-        against: key of the data with which `examine` compares the files; it is called again for another key.
-        manifest: manifest of the directory, if it was read already.
-        is_new: True if this process has just committed the directory. It is then recorded as whole without a reading.
+        examine: function that raises `StorageError` if a file has the correct digest but wrong contents. It is not
+            called again while the files do not change.
+        against: key of the data with which `examine` compares the files. For another key, `examine` is called again.
+        manifest: manifest of the directory, if it was already read.
+        is_new: True if this process has just committed the directory. Then its digests are recorded without reading.
     """
     manifest = manifest or read_manifest(folder, verify=None)
     files = manifest["files"]
@@ -85,14 +86,14 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 def _remember(where: str, state: list[Any], value: str) -> None:
     _bound_memos()
-    with suppress(StorageError):  # on a full disk the digest is not cached, and the run goes on
+    with suppress(StorageError):  # on a full disk, go on without caching the digest
         memo = json.dumps({"where": where, "state": _short(state), "known": value})
-        write_atomically(_memo(where), memo, durable=False)  # a lost memo costs another comparison
+        write_atomically(_memo(where), memo, durable=False)  # if it is lost, the files are compared again
 
 
 @cache
 def _bound_memos() -> None:
-    """Remove the older half of the cached digests if there are too many; checked once in a process."""
+    """Remove the older half of the cached digests if there are too many. Each process does this only once."""
     with suppress(OSError):
         memos = list(os.scandir(cache_folder() / "digests"))
         if len(memos) > MOST_MEMOS:

@@ -1,15 +1,15 @@
-"""Hard negatives of queries, in memory and on disk: documents, the retrievers that found them, and their ranks.
+"""Hard negatives of queries, in memory and on disk: documents, the retriever that found each, and its rank.
 
 In memory each column is one array. The rows of a query are adjacent, hardest first. Ten million rows need a quarter of
 a gigabyte. `NegativesTable.of` builds every table, by two rules:
 
-1. A document that is relevant to a query, or to an equal query, is not a negative of it, and neither are its copies
-   (`data.hashed_ids`). Such rows are left out and counted.
-2. A document occurs once in the rows of a query. If two origins found it, it belongs to the one that ranked it higher,
-   and at equal ranks to the first in `ORIGINS`. So no group contains it twice, and shares by origin are exact.
+1. If a document is relevant to a query or to an equal query, neither it nor a copy of it (`data.hashed_ids`) is a
+   negative of the query. Such rows are left out and counted.
+2. A document occurs once in the rows of a query. If two origins found it, it belongs to the origin that ranked it
+   higher; at equal ranks, to the first in `ORIGINS`. So no group has a document twice, and shares by origin are exact.
 
-On disk a table is Parquet with the ids of queries and documents, so it stays valid when positions change. It is a
-committed directory (`store`) of `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
+On disk a table names queries and documents by id, so it stays valid when positions change. It is a committed
+directory (`store`) of files `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
 
 from __future__ import annotations
 
@@ -38,26 +38,16 @@ TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 
 @dataclass(frozen=True)
 class NegativesTable:
-    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank.
+    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1] - 1`, sorted by rank."""
 
-    Args:
-        offsets: one more entry than the data set has queries.
-        origins: origin of each row, as an index in `ORIGINS`.
-        ranks: rank from 0, the hardest first.
-        scores: score by the origin's retriever; NaN if there is none.
-        rounds: round of mining, from 0.
-        relevant: number of rows left out because the document is relevant to the query.
-        repeated: number of rows left out because the query already has the document.
-    """
-
-    offsets: Int64[ndarray, " queries+1"]
+    offsets: Int64[ndarray, " queries+1"]  # first row of each query, followed by the number of rows
     documents: Int64[ndarray, " rows"]
-    origins: Int8[ndarray, " rows"]
-    ranks: Int32[ndarray, " rows"]
-    scores: Float32[ndarray, " rows"]
-    rounds: Int32[ndarray, " rows"]
-    relevant: int = 0
-    repeated: int = 0
+    origins: Int8[ndarray, " rows"]  # origin of each row, as an index in `ORIGINS`
+    ranks: Int32[ndarray, " rows"]  # rank from 0, the hardest first
+    scores: Float32[ndarray, " rows"]  # score by the origin's retriever; NaN if there is none
+    rounds: Int32[ndarray, " rows"]  # round of mining, from 0
+    relevant: int = 0  # number of rows that were left out because the document is relevant to the query
+    repeated: int = 0  # number of rows that were left out because the query already has the document
 
     @classmethod
     def of(
@@ -77,7 +67,7 @@ class NegativesTable:
             queries: query position of each row.
             documents: document position of each row.
             origins: index in `ORIGINS` of each row, or the name of one origin for all rows.
-            ranks, scores, rounds: see the class; one for each row or one for all.
+            ranks, scores, rounds: as in the class; an array with a value per row, or one value for all rows.
         """
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
@@ -111,7 +101,7 @@ class NegativesTable:
 
     @classmethod
     def merged(cls, dataset: RetrievalDataset, tables: Sequence[NegativesTable]) -> NegativesTable:
-        """Merge several tables of one data set, and add up the numbers of rows that were left out of them."""
+        """Merge several tables of one data set, and add up their numbers of rows that were left out."""
         columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *TABLE_COLUMNS))
         merged = cls.of(dataset, *columns)
         left_out = {name: sum(getattr(table, name) for table in (merged, *tables)) for name in ("relevant", "repeated")}
@@ -146,14 +136,14 @@ class NegativesTable:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything that sampling depends on: documents, origins and ranks by query."""
+        """SHA-256 over all that sampling depends on: the documents, origins and ranks of each query."""
         state = hashlib.sha256()
         for column in (self.offsets, self.documents, self.origins, self.ranks):
             state.update(np.ascontiguousarray(column).tobytes())
         return state.hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """Return figures for tracking: rows by origin, and rows that were left out."""
+        """Return numbers for tracking: of rows by origin, and of rows that were left out."""
         by_origin = np.bincount(self.origins, minlength=len(ORIGINS)).tolist()
         counts = {name: count for name, count in zip(ORIGINS, by_origin, strict=True) if count}
         return counts | {"relevant": self.relevant, "repeated": self.repeated}
@@ -173,7 +163,7 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
 
 
 PART_ROWS = 1 << 22  # maximum number of rows of a Parquet file
-ROW_BYTES = 16  # size of a compressed row on the disk, including its share of the ids
+ROW_BYTES = 16  # estimated size of a compressed row on the disk, with its share of the ids
 COLUMNS = ("query", "document", "origin", "rank", "score", "round")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))
 _REMEDY = f"the columns are {', '.join(COLUMNS)}"
@@ -202,7 +192,7 @@ def write_negatives(
 def write_pairs(
     folder: Path, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, columns: Mapping[str, Any]
 ) -> None:
-    """Write pairs, given by position, with their ids and further columns, as Parquet files `part-00000.parquet`..."""
+    """Write pairs, given by position, as Parquet files `part-00000.parquet`... of their ids and further columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -220,10 +210,9 @@ def write_pairs(
 def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTable:
     """Read the table of a directory that `write_negatives` made, or of one Parquet file, for a data set.
 
-    A null score means that there is no score. Raise `DataError` if the path does not exist; a column is missing, has
-    another type, an extension type (such columns may hold pickles, which are never loaded) or nulls; rows name unknown
-    queries, documents or origins.
-    """
+    A null in the column `score` means that the row has no score. Raise `DataError` if the path does not exist; a column
+    is missing, has another type, an extension type (such columns may hold pickles, which are never loaded) or nulls;
+    rows name unknown queries, documents or origins."""
     table = read_ids(Path(path))
     for name in ("rank", "round"):
         numbers = table[name].to_numpy()
@@ -256,9 +245,8 @@ def read_pairs(
 ) -> Any:
     """Read the rows of a directory of Parquet files, or of one such file, as an Arrow table.
 
-    `check` is called with the metadata of a directory. The other arguments and the errors are those of `read_columns`.
-    A missing path raises the error of `kind`.
-    """
+    `check` is called with the metadata of a directory's manifest. See `read_columns` for the other arguments and the
+    errors. A missing path raises the error of `kind`."""
     import pyarrow as pa
 
     if not path.exists():
@@ -270,7 +258,7 @@ def read_pairs(
             check(manifest["meta"])
         files = [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
         if not files:
-            raise DataError("the directory holds no Parquet file", str(path), kind.remedy)
+            raise DataError("the directory has no Parquet file", str(path), kind.remedy)
     return pa.concat_tables([read_columns(file, columns, remedy, may_lack) for file in files])
 
 

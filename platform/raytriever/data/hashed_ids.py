@@ -1,13 +1,12 @@
-"""Hashes of ids and texts, so that millions of them are compared and searched as arrays; and copies of texts.
+"""Hashes of ids and texts, so that millions of them can be compared and searched as arrays. Copies of texts.
 
 Matching the ids of documents with those of judgements needs 16 bytes per id, however long ids and texts are.
 
 Two texts are copies if they are equal after Unicode normalization (NFKC), case folding, the removal of invisible
-characters, and the replacement of each run of white space by one space. A passage is its title and text, joined as an
-encoder reads it. A copy of a positive is no negative, and what answers a question answers its copies. `prepare` stores
-a hash of 8 bytes for each text, called its form. Among ten million texts, two different ones have the same form with a
-probability of 3 in a million.
-"""
+characters, and the replacement of each run of white space by one space. Title and text of a passage are joined, as an
+encoder reads them. A copy of a positive is never a negative, and an answer to a question answers copies of the
+question. `prepare` stores a hash of 8 bytes for each text, called its form. The probability that two different texts
+among ten million have the same form is 3 in a million."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Keys = UInt64[ndarray, "rows 2"]
 
 
 def key_of(*texts: str) -> bytes:
-    """Return the BLAKE2b hash of texts. A length precedes each but the last, so that different rows stay different."""
+    """Return the BLAKE2b hash of texts. Lengths are hashed too, so ("ab", "c") and ("a", "bc") differ."""
     if len(texts) == 1:
         return hashlib.blake2b(texts[0].encode(), digest_size=WIDTH).digest()
     state = hashlib.blake2b(digest_size=WIDTH)
@@ -48,7 +47,7 @@ def keys_of(rows: Iterable[bytes]) -> Keys:
 
 
 def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
-    """Return SHA-256 over the keys of all ids, then of all contents, each given as bytes, or many as an array."""
+    """Return SHA-256 over the keys of all ids, then of all contents. Keys are bytes, or arrays of many keys."""
     state = hashlib.sha256()
     for keys in (ids, contents):
         for key in keys:
@@ -57,7 +56,7 @@ def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
 
 
 class KeyIndex:
-    """Index from a key to its position among the keys; of equal keys, to the first one."""
+    """Index from a key to its position among the keys. If keys are equal, it is the position of the first."""
 
     def __init__(self, keys: Keys) -> None:
         # Sort by both words of a key; lexsort is stable, so equal keys stay in the order of their positions.
@@ -81,7 +80,7 @@ class KeyIndex:
         last = len(self._sorted) - 1
         while True:
             here = self._sorted[np.minimum(positions, last)]
-            # Several keys may have the same first word: continue through them.
+            # Several keys may have the same first word: compare the next ones too.
             walk = (positions <= last) & (here[:, 0] == keys[:, 0]) & (here[:, 1] < keys[:, 1])
             if not walk.any():
                 break
@@ -102,12 +101,12 @@ def normalize(text: str) -> str:
 
 
 def as_utf8(text: str) -> str:
-    """Return a text as UTF-8 can hold it: halves of surrogate pairs, which JSON and Python can spell, become `?`."""
+    """Return a text that UTF-8 can encode: halves of surrogate pairs, which JSON and Python allow, become `?`."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def forms_of(texts: Iterable[str]) -> Forms:
-    """Return the form of each text: equal for copies."""
+    """Return the form (hash) of each text. Copies have equal forms."""
     joined = bytearray()
     for text in texts:
         joined += hashlib.blake2b(normalize(text).encode(), digest_size=_FORM_BYTES).digest()
@@ -116,15 +115,10 @@ def forms_of(texts: Iterable[str]) -> Forms:
 
 @dataclass(frozen=True)
 class Copies:
-    """Texts of a column that are copies of an earlier one.
+    """Texts of a column that are copies of an earlier text."""
 
-    Args:
-        positions: positions of the copies, ascending.
-        firsts: for each copy, the position of the first equal text.
-    """
-
-    positions: Int64[ndarray, " copies"]
-    firsts: Int64[ndarray, " copies"]
+    positions: Int64[ndarray, " copies"]  # positions of the copies, ascending
+    firsts: Int64[ndarray, " copies"]  # for each copy, the position of the first equal text
 
     @classmethod
     def of(cls, forms: Forms) -> Copies:
@@ -144,14 +138,14 @@ class Copies:
         return len(self.positions)
 
     def first(self, positions: Int64[ndarray, "*shape"]) -> Int64[ndarray, "*shape"]:
-        """Return, for each position, that of the first equal text. Negative positions, which mark empty slots, stay."""
+        """Return, for each position, the position of the first equal text. Negative positions (empty slots) stay."""
         if not len(self.positions):
             return positions
         nearest = np.minimum(np.searchsorted(self.positions, positions), len(self.positions) - 1)
         return np.where(self.positions[nearest] == positions, self.firsts[nearest], positions)
 
     def equal_to(self, positions: Int64[ndarray, " some"]) -> Int64[ndarray, " texts"]:
-        """Return the positions of all texts that are equal to one of some texts, ascending."""
+        """Return, ascending, the positions of all texts that equal a text at one of the given positions."""
         firsts = np.unique(self.first(positions))
         return np.union1d(firsts, self.positions[np.isin(self.firsts, firsts)])
 

@@ -1,8 +1,7 @@
-"""Languages of texts, and their detection by script and by function words. Imports nothing heavy.
+"""Languages of texts, and their detection by script and by function words. This module imports quickly.
 
-A script decides if it has one large language (Greek, Thai, Korean). Letters or function words decide between the
-languages of one script. A language that is not recognized is treated as English.
-"""
+If a script has one large language (Greek, Thai, Korean), the script decides. Otherwise letters or function words decide
+between its languages. A language that is not recognized is treated as English."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 AUTO, ENGLISH, OTHER = "auto", "en", "other"
-SAMPLE_SIZE, SAMPLE_CHARACTERS = 200, 1_000  # number of texts, evenly spread, and characters of each that are read
+SAMPLE_SIZE, SAMPLE_CHARACTERS = 200, 1_000  # number of texts in the sample, and number of characters read of each
 # Minimum share of function words among the words of a text in the Latin script.
 _LEAST_SHARE = 0.08
-# Minimum share of letters of a script that has no upper case or is not the Latin one.
+# Minimum share of the letters of another script than Latin among all letters.
 _LEAST_LETTERS = 0.3
 
 
@@ -69,7 +68,7 @@ LANGUAGES = {
     OTHER: Language("another language", has_stemmer=False),
 }
 
-# Letters of each script, by the language of its texts; OTHER has words without a stemmer.
+# Letters of each script, by the language that it means. OTHER: its words have no stemmer.
 _SCRIPTS = {
     "ar": "\u0600-\u06ff\u0750-\u077f\ufb50-\ufdff\ufe70-\ufefc",
     "ru": "\u0400-\u052f",
@@ -99,7 +98,7 @@ def detect(texts: Sequence[str]) -> str:
     words = _WORD.findall(sample)
     total = sum(map(len, words))
     counts = {code: len(letters.findall(sample)) for code, letters in _LETTERS.items()}
-    # If more than a tenth of all Han and kana characters are kana, the Han characters are Japanese.
+    # If more than a tenth of all Han and kana characters are kana, the text is Japanese.
     written = counts["zh"] + counts["ja"]
     counts |= {"zh": 0, "ja": written} if 10 * counts["ja"] > written else {"zh": written, "ja": 0}
     script = max(counts, key=lambda code: counts[code])
@@ -110,7 +109,7 @@ def detect(texts: Sequence[str]) -> str:
 
 
 def _by_function_words(words: Sequence[str]) -> str:
-    """Return the language with the largest share of function words, or English unless that share is far larger."""
+    """Return the language with the largest share of function words. Return English if the share is not clear."""
     counts = Counter(words)
     shares = {
         code: sum(counts[word] for word in language.function_words.split()) / max(1, len(words))

@@ -1,12 +1,11 @@
-"""Embedded data set `pydocs`: the docstrings of Python's standard library as questions and answers.
+"""Built-in data set `pydocs`: the docstrings of Python's standard library as questions and answers.
 
 1. Every source file of the standard library is parsed; nothing is imported.
-2. The first sentence of a docstring is the query; qualified name, signature and the rest are its only passage.
-3. Equal sentences and equal passages count once, so no sentence is in two splits. A sentence that its own passage
-   repeats is left out, because copying would answer it.
-4. A hash of the qualified name decides the split; all passages are the corpus.
-5. The result is a folder in BEIR layout in the cache. It depends only on the version of Python.
-"""
+2. The first sentence of a docstring is a query. Its relevant passage has the qualified name, signature and the rest.
+3. Of equal sentences or passages only one is used, so no sentence is in two splits. A sentence is left out if its
+   passage repeats it, because such a pair is too easy.
+4. A hash of the qualified name decides the split. The corpus has all passages.
+5. The result is a folder in BEIR layout in the cache. It depends only on the version of Python."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from raytriever.core.store.unfinished_parts import make_once
 from raytriever.data.formats.beir import QRELS_HEADER
 
 PYDOCS = "pydocs"
-_FORMAT = 4  # increase it when the same docstrings give other files; the cache is then built again
+_FORMAT = 4  # increase it if the same docstrings give other files; then the cache is built again
 _TEST_BELOW, _DEV_BELOW = 0.1, 0.17  # bounds of a name's hash in [0, 1): 10 % of the names are test, 7 % dev
 _FEWEST_QUERY_WORDS, _MOST_QUERY_WORDS = 4, 40
 _FEWEST_REST_WORDS, _MOST_CHARACTERS = 8, 1_200
@@ -58,7 +57,7 @@ class Pair:
 
 @activity("reading the docstrings of this Python")
 def pydocs_folder() -> Path:
-    """Return the folder of `pydocs` for this version of Python; build it if the cache has no complete one."""
+    """Return the folder of `pydocs` for this version of Python. Build it if the cache has no complete folder."""
     folder = cache_folder() / f"{PYDOCS}-{platform.python_version()}-{_FORMAT}"
 
     def build() -> None:
@@ -69,7 +68,7 @@ def pydocs_folder() -> Path:
 
 
 def pairs_of(root: Path) -> Iterator[Pair]:
-    """Yield the pair of each public class and function below a folder whose docstring says enough."""
+    """Yield the pair of each public class and function below a folder whose docstring is long enough."""
     for here, folders, files in walk(root):
         folders[:] = sorted(name for name in folders if name.isidentifier() and name not in _SKIPPED)
         for file in sorted(name for name in files if name.endswith(".py")):
@@ -78,7 +77,7 @@ def pairs_of(root: Path) -> Iterator[Pair]:
             if any(part.startswith("_") for part in parts):
                 continue
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escapes
+                warnings.simplefilter("ignore")  # warnings about invalid escapes
                 module = ast.parse(Path(here, file).read_bytes())
             for name, node in _definitions(module.body, ".".join(parts)):
                 docstring = ast.get_docstring(node)
@@ -106,7 +105,7 @@ def _signature(node: _Definition) -> str:
 
 
 def question_and_answer(docstring: str) -> tuple[str, str] | None:
-    """Return the first sentence and the rest, each in one line; None if either says too little."""
+    """Return the first sentence and the rest, each in one line. Return None if they are not suitable."""
     first, _, after = docstring.partition("\n\n")
     sentence, _, left = _one_line(first).partition(". ")
     rest = _one_line(f"{left} {after}")[:_MOST_CHARACTERS]
@@ -121,12 +120,12 @@ def _one_line(text: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """Return letters and digits in lower case, separated by blanks, so that texts compare as a reader would compare."""
+    """Return the letters and digits in lower case, with blanks between words, for comparison."""
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
 
 
 def distinct(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return one pair for each name, sentence and passage; of several, keep the one with the shortest name."""
+    """Remove pairs until all names, sentences and passages differ. Keep pairs whose names have the fewest dots."""
     seen: set[tuple[str, str]] = set()
     unique = []
     for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):

@@ -1,11 +1,10 @@
-"""Records, to which rows of every format are converted: documents, queries, judged pairs, negatives; and bad rows.
+"""Records and bad rows. Rows of every format are converted to records: documents, queries, judged pairs, negatives.
 
-The row parser of a format adds to a `Records`; what a bad row has added is removed. Pairs refer to queries and
-documents by id, in any file or row. The ids become positions after everything has been read.
+The row parser of a format adds records to a `Records`. Records of a bad row are removed. Pairs refer to queries and
+documents by id, in any file or row. The ids are replaced by positions after everything has been read.
 
-A bad row is quarantined with its file, row and reason, and too many of them stop the job. A few bad rows of millions
-should not cost a night; a column that is wrong everywhere should not train.
-"""
+A bad row is quarantined with its file, row number and reason. Too many of them stop the job. A few bad rows among
+millions should not cost a night; a column that is wrong everywhere should not train."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from raytriever.core.reading.json_and_yaml import parse_json
 from raytriever.core.store.commit import remove, write_atomically
 
 SOURCES = ("human", "llm")
-# Document id in the judgement of a query without an answer in the corpus. No real document has an empty id.
+# Document id in the judgement that says that a query has no answer in the corpus. No real document has an empty id.
 NO_ANSWER = ""
 ORIGINS = ("gold", "bm25", "dense", "cross-query", "random")
 RELEVANT_FROM = 0.5  # lowest relevant label
 
 
 class Document(NamedTuple):
-    """One passage; its title or its text may be empty, not both."""
+    """One passage. Its title or its text may be empty, but not both."""
 
     id: str
     title: str
@@ -38,7 +37,7 @@ class Document(NamedTuple):
 
 
 class Query(NamedTuple):
-    """One query; its text is not empty. The prompt is that of its row, "" if it has none."""
+    """One query. Its text is not empty. `prompt` is the prompt in its row; "" if there is none."""
 
     id: str
     text: str
@@ -50,8 +49,7 @@ class Judgement(NamedTuple):
 
     `score` is a grade, a whole number, relevant above 0; or a label between 0 and 1, relevant from 0.5. `source` is one
     of `SOURCES`. `rank` counts the positives of a query from 0, the most useful first; it is 0 for all if the order is
-    unknown.
-    """
+    unknown."""
 
     split: str
     query: str
@@ -74,7 +72,7 @@ class Negative(NamedTuple):
 
 @dataclass(slots=True)
 class Records:
-    """Records of a chunk, in the order of the rows; an answer is the id of its query and a text."""
+    """Records of a chunk, in the order of the rows. An answer has the id of its query and a text."""
 
     documents: list[Document] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
@@ -84,7 +82,7 @@ class Records:
 
 
 def content_id(*texts: str) -> str:
-    """Return an id for a text that has none: 20 hexadecimal digits of a hash, equal for equal texts."""
+    """Return an id for a text without an id: 20 hexadecimal digits of its hash."""
     state = hashlib.blake2b(digest_size=10)
     for text in texts:
         raw = text.encode()
@@ -95,7 +93,7 @@ def content_id(*texts: str) -> str:
 
 QUARANTINE = "quarantine.jsonl"
 UNKNOWN_DOCUMENT = "unknown document id"
-_RAW_BYTES = 200  # length at which a bad row is cut in the report
+_RAW_BYTES = 200  # maximum length of a bad row in the report; the rest is cut
 
 
 class BadEntry(TypedDict):
@@ -108,29 +106,29 @@ class BadEntry(TypedDict):
 
 
 class BadRow(ValueError):
-    """A row cannot be used. The reader, which knows the number of the row, catches this error."""
+    """A row cannot be used. The reader catches this error, because it knows the number of the row."""
 
 
 @dataclass(frozen=True)
 class QuarantineReport:
-    """Bad rows of a data set, each `{"file", "row", "reason", "raw"}`, and the path of their file, if it exists."""
+    """Bad rows of a data set, each `{"file", "row", "reason", "raw"}`, and the path of the file that lists them."""
 
     entries: tuple[Mapping[str, Any], ...] = ()
     path: Path | None = None
 
     @property
     def counts(self) -> dict[str, int]:
-        """Bad rows by file."""
+        """Number of bad rows, by file."""
         return dict(Counter(entry["file"] for entry in self.entries))
 
     @property
     def total(self) -> int:
-        """Bad rows of all files."""
+        """Number of bad rows of all files."""
         return len(self.entries)
 
     @classmethod
     def read(cls, folder: Path | str) -> QuarantineReport:
-        """Read the report that `write` wrote; empty without a file. Raises `StorageError` for a damaged file."""
+        """Read the report that `write` wrote. Without a file it is empty. Raise `StorageError` for a damaged file."""
         path = Path(folder) / QUARANTINE
         if not path.exists():
             return cls()
@@ -146,7 +144,7 @@ class QuarantineReport:
         return replace(self, entries=tuple(entry for entry in self.entries if entry["file"] not in files))
 
     def write(self, folder: Path | str) -> QuarantineReport:
-        """Write the rows to `folder/quarantine.jsonl`, or remove an earlier file if there are none. Return the report
+        """Write the rows to `folder/quarantine.jsonl`. If there are no rows, remove an earlier file. Return the report
         with the path of the file."""
         path = Path(folder) / QUARANTINE
         if not self.entries:
@@ -171,10 +169,9 @@ def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
 def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_share: float) -> None:
     """Check the share of bad rows of a file that was read to its end.
 
-    `first` is the first bad row. `max_share`, from 0 to 1, is rounded up to a whole row; below 1, not all rows of a
-    file may be bad. Raise `DataError` if too many rows are bad.
-    """
-    # Rounded up, because one bad row of a small file exceeds 1 % but is no reason to refuse the others.
+    `first` is the first bad row. `max_share` is from 0 to 1; the allowed number of bad rows is rounded up. Unless
+    `max_share` is 1, at least one row of the file must be good. Raise `DataError` if too many rows are bad."""
+    # Round up: in a small file, one bad row is more than 1 % of the rows, but no reason to refuse the others.
     if first is None or (bad <= math.ceil(max_share * rows) and (bad < rows or max_share == 1)):
         return
     if str(first["reason"]).startswith(UNKNOWN_DOCUMENT) and bad > rows / 2:

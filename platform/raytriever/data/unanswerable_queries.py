@@ -19,8 +19,8 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
 
     Args:
         dataset: any data set; the positions of its queries and documents do not change.
-        split: split of the queries; it may be new.
-        kind: prefix of their ids: `KIND:0`, `KIND:1` and so on.
+        split: split of the new queries. The split itself may be new.
+        kind: prefix of their ids, which are `KIND:0`, `KIND:1` and so on.
 
     Returns:
         A data set in memory, with another digest and without tokens. Its `location` still names the original data set.

@@ -1,8 +1,7 @@
 """Decision whether to answer a question: confidences and thresholds of each model, as rows of `results.json`.
 
-One split chooses the thresholds, and the evaluated split tests them. If there are few questions, those of both splits
-choose and test them (`metrics.answer_threshold.decide`). Thresholds of pairs need no confidence: they are scores.
-"""
+Thresholds are chosen on one split and tested on the evaluated split. If there are few questions, thresholds are chosen
+and tested on both (`metrics.answer_threshold.decide`). Thresholds of pairs are scores, so they need no confidence."""
 
 from __future__ import annotations
 
@@ -76,19 +75,16 @@ _Shares = dict[str, Proportion]
 
 @dataclass(frozen=True)
 class ModelDecision:
-    """Thresholds of a model on a data set.
-
-    Args:
-        answers: confidence and thresholds of the decision to answer; None if all targets are for pairs.
-        pairs: thresholds of pairs with what they achieve; None for a target that is out of reach.
-        unasked: for each threshold of answers, the shares of unanswerable questions that are answered although they did
-            not take part in choosing it.
-    """
+    """Thresholds of a model on a data set."""
 
     model: str
+    # Confidence and thresholds of the decision to answer; None if all targets are for pairs.
     answers: AnswerDecision | None
+    # Thresholds of pairs with what they achieve; None for a target that is out of reach.
     pairs: list[tuple[Threshold, PairsAchieved | None]]
     error: CalibrationError
+    # For each threshold of answers, the shares of unanswerable questions that are answered although they did not take
+    # part in choosing it.
     unasked: list[dict[str, Proportion]]
     passages: PassageDecision | None = None
 
@@ -150,9 +146,8 @@ def questions_of(
 ) -> RankedQuestions:
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
-    If there is an index, BM25 ranks them too. The share `removed` of the questions with an answer loses its relevant
-    documents. The smallest hashes of the ids choose these questions, so a larger share contains those of a smaller one.
-    """
+    If there is an index, BM25 ranks them too. `removed` is the share of the questions that lose their relevant
+    documents: those whose ids have the smallest hashes. So a larger share contains the questions of a smaller share."""
     count = len(evaluation.queries)
     relevant = ranked_relevance(pool_scores([evaluation]), count, DEPTH)
     found = evaluation.ranking[:, :DEPTH]
@@ -192,8 +187,7 @@ def _of_kind(
 ) -> RankedQuestions:
     """Return the questions of one kind. If `relevant` is None, no document is relevant to them.
 
-    `answers` are the positions of the documents that are left out of the search, for each question.
-    """
+    `answers` are the positions of the documents that are left out of the search, for each question."""
     count = len(ranked.queries)
     relevant = np.zeros((count, DEPTH), bool) if relevant is None else relevant
     kinds = np.full(count, kind, dtype="<U16")
@@ -222,7 +216,7 @@ def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict
 def threshold_rows(
     measured: DatasetMeasurement, decisions: Sequence[ModelDecision], chosen_on: str
 ) -> list[ThresholdRow]:
-    """Return a row for each model and aim."""
+    """Return a row for each model and target."""
     rows, apart = [], (chosen_on, measured.source.split)
     for decision in decisions:
         answers, error = decision.answers, decision.error
@@ -274,19 +268,19 @@ def threshold_rows(
 def _notes(
     row: ThresholdRow, threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
 ) -> list[str]:
-    """Return sentences about missing or uncertain values of a row. `instead` is the threshold that replaces it."""
+    """Return sentences about missing or uncertain values of a row. `instead` is the threshold that is used instead."""
     aim, wanted, split, judged = threshold.aim, threshold.wanted, row.chosen_on, row.checked_on
     if not threshold.reached:
         if aim in CONFORMAL and wanted is not None and answers is not None:
             lines = [f"There is no threshold: {unreachable(aim, wanted, answers.chosen[0])}."]
             if instead is not None:
-                lines.append(f"{aim_text(instead.aim, instead.wanted)} decides instead, and no share is promised.")
+                lines.append(f"The threshold of {aim_text(instead.aim, instead.wanted)} is used; it promises no share.")
             return [" ".join(lines)]
-        among, best = f"no score on {split} has", f"the best there is {threshold.value:.3f}"
+        among, best = f"no score on {split} has", f"the best precision is {threshold.value:.3f}"
         if aim == "top_precision" and answers is not None:
             fewest = fewest_answers(len(answers.chosen[0]))
-            among = f"no {fewest} or more of the top answers on {split} above one threshold have"
-            best = best if threshold.value == threshold.value else "there are fewer"
+            among = f"no threshold on {split} leaves {fewest} or more top answers with"
+            best = best if threshold.value == threshold.value else "there are fewer answers"
         share = "a precision" if wanted is None else f"a precision of {wanted:g}"
         return [f"There is no threshold, because {among} {share}; {best}."]
     empty = [name for name in ("pair_precision", "top_precision") if name in row.shares and not row.shares[name].whole]
@@ -300,11 +294,11 @@ def _notes(
     checked, shown = row.checked, row.shares.get("top_precision")
     if checked and checked.whole and is_missed(aim, wanted, checked.low, checked.high):
         found = f"{checked.value:.3f} ({checked.low:.3f} to {checked.high:.3f})"
-        notes += [f"The aim is missed on {judged}: {found}. Give a stricter aim, or more questions to choose on."]
+        notes += [f"The target is missed on {judged}: {found}. Give a stricter one, or more questions to choose on."]
     elif shown and shown.whole < FEWEST_ANSWERED:
         notes += [
-            f"Few answers: {shown.whole:,} of {row.shares['wrong'].whole:,} questions of {judged} have one. Below "
-            f"{FEWEST_ANSWERED} a precision says little; see its interval."
+            f"Few answers: {shown.whole:,} of {row.shares['wrong'].whole:,} questions of {judged} are answered. Below "
+            f"{FEWEST_ANSWERED}, the precision is uncertain."
         ]
     return notes
 

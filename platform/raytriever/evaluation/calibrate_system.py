@@ -1,9 +1,8 @@
 """Calibration of a system for a corpus, from the ranked questions of two splits. It is written into the directory of
 the evaluation, and into that of the model if there is one.
 
-One split fits thresholds and maps, and the other tests them. If there are few questions, those of both splits do both;
-the errors of the maps are then cross-validated.
-"""
+Thresholds and maps are fitted on one split and tested on the other. If there are few questions, they are fitted and
+tested on both splits, and the errors of the maps are cross-validated."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ from raytriever.retrieval.search.calibration_file import (
 # Folder of the calibrations in an evaluation directory.
 FOLDER = "calibration"
 Calibrated = tuple[EvaluatedModel, Calibration]
-# Isotonic regression can fit any monotone curve, so it needs this many relevant pairs and this many others.
+# Smallest number of relevant pairs, and of other pairs, for isotonic regression: it can fit any monotone curve.
 FEWEST_FOR_ISOTONIC = 500
 LATER = slice(1, 10)  # ranks 2 to 10
 _NO_ERROR = CalibrationError(0, 0, 0)
@@ -71,7 +70,7 @@ def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> N
             f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r}"
         )
         what = f"{shared} too, more than {MOST_SHARED:.0%}, so thresholds chosen there cannot be checked"
-        raise DataError(what, dataset.name, "choose them on another split, or remove these queries from one")
+        raise DataError(what, dataset.name, "choose them on another split, or remove these queries from a split")
 
 
 @activity("calibrating the scores")
@@ -154,7 +153,7 @@ def _later(questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
 
 
 def _held_out_error(scores: ndarray, relevant: ndarray, queries: ndarray | None = None) -> CalibrationError:
-    """Return the cross-validated calibration error, with folds of whole queries; None means one query for each pair."""
+    """Return the cross-validated calibration error with folds of queries. None: each pair has a query of its own."""
     if len(scores) < FOLDS:
         return _NO_ERROR
     queries = np.arange(len(scores)) if queries is None else queries
@@ -176,8 +175,7 @@ def write_calibrations(
     """Write the calibration of each system for a data set into the directory of an evaluation.
 
     `log` gets a line for each system without a calibration, for example because no target concerns answers. Return the
-    calibrations with their models.
-    """
+    calibrations with their models."""
     source, written = measured.source, []
     by_name = {one.model: one for one in decisions}
     for model in job.models if job.aims else ():
@@ -185,10 +183,10 @@ def write_calibrations(
         if decided is None:
             continue
         if decided.answers is None:
-            log(f"{model.name} gets no {FILE}: precision and recall are of pairs; add an aim of answers, such as f1")
+            log(f"{model.name} gets no {FILE}: all targets are about pairs; add a target about answers, such as f1")
             continue
         if source.is_divided:
-            log(f"{source.name}: there is no {FILE} of several corpora; evaluate one part")
+            log(f"{source.name}: {FILE} is not written for several corpora; evaluate a single part")
             break
         splits = job.calibration_split, source.split
         name = model.name if model.form else distinct_names([model.location or model.name])[0]
@@ -202,11 +200,10 @@ def write_calibrations(
 def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Callable[[str], None]) -> None:
     """Write the calibrations of an evaluation into the directories of their models.
 
-    A model directory holds one calibration. For several data sets they are written only to the evaluation directory.
-    """
+    A model directory holds one calibration. For several data sets they are written only to the evaluation directory."""
     datasets = {made.dataset for _, made in calibrations}
     if len(datasets) > 1:
-        log(f"a model has one {FILE}: those of {len(datasets)} data sets are only in {output / FOLDER}")
+        log(f"a model has only one {FILE}, so those of {len(datasets)} data sets are in {output / FOLDER}")
         return
     for model, made in calibrations:
         if model.config is None or model.form is not None or not _is_own(model.config):
@@ -224,14 +221,13 @@ def _is_own(config: ModelConfig) -> bool:
 def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
     """Write a calibration into the directory of its model, if this directory is writable.
 
-    Return a line that names the file, or the reason why it was not written.
-    """
+    Return a line that names the file, or the reason why it was not written."""
     file = resolve_model(config.model, config.revision) / FILE
     try:
         earlier = _earlier_threshold(file, calibration)
         before = f"{earlier.score:.4f}, chosen for {aim_text(earlier.aim, earlier.wanted)}" if earlier else ""
         if earlier and calibration.threshold is None and calibration.kept is None:
-            return f"{file}: no aim was reached; the earlier threshold {before}, stays"
+            return f"{file}: no target was reached; the earlier threshold {before}, is kept"
         check_writable(file.parent)
         write_atomically(file, calibration.to_json())
     except StorageError as error:
@@ -249,14 +245,14 @@ def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold 
 
 
 def describe_calibration(calibration: Calibration) -> str:
-    """Describe in one line the threshold for answers of a calibration, and the threshold of the passages to keep."""
+    """Describe two thresholds of a calibration in one line: that for answers, and that of the passages to keep."""
     threshold, kept = calibration.threshold, calibration.kept
     keeps = kept and (
         f"keep passages of score {kept.score:.4f} or more ({aim_text(KEPT, kept.wanted)}): {kept.passages:.1f} for "
         f"each question, with {kept.share:.3f} of the relevant ones (95 %: {kept.low:.3f} to {kept.high:.3f})"
     )
     if threshold is None:
-        return keeps or "probabilities, but no threshold, because no aim was reached"
+        return keeps or "probabilities, but no threshold, because no target was reached"
     shown, right = threshold.answered, threshold.top_precision
     precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.whole else ""
     checked = f"on {'the same questions of ' * (not calibration.is_checked_apart)}{calibration.checked_on}"
@@ -276,9 +272,8 @@ def describe_calibration(calibration: Calibration) -> str:
 def _fit(scores: ndarray, relevant: ndarray) -> IsotonicMap | PlattMap:
     """Fit a map from score to probability: isotonic if there are many pairs, otherwise a logistic curve.
 
-    Laplace's rule of succession bounds the probabilities: with n pairs, none is nearer to 0 or 1 than about 1 / n.
-    """
-    if not len(scores):  # a corpus of one passage has no later hits
+    Laplace's rule of succession bounds the probabilities: with n pairs, none is nearer to 0 or 1 than about 1 / n."""
+    if not len(scores):  # in a corpus of one passage, no hit has a rank above 1
         return PlattMap(0.0, 0.0)
     if min(int(relevant.sum()), int((~relevant).sum())) < FEWEST_FOR_ISOTONIC:
         return fit_platt(scores, relevant)

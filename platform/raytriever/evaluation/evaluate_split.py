@@ -1,13 +1,12 @@
 """Evaluation of a retriever on one split: ranking metrics, and the AUC of the pooled scores.
 
-1. Every query of the split that has a relevant document is searched in the whole corpus. A document with the query's
-    own id is left out of the results, but its judgement counts, as in BEIR's evaluator.
+1. The whole corpus is searched for every query of the split that has a relevant document. A document with the query's
+    own id is left out of the results, but not out of the judgements, as in BEIR's evaluator.
 2. Ranking metrics are means over those queries (`metrics.ranking_metrics`). They use only the results in the run file:
-    100 per query, or as many as a metric needs. A query without results counts as 0.
-3. AUC compares the scores of all positives with the 500 highest-scoring non-positives of each query, all queries in one
-   pool (Optimizing What Matters, section 5.1). So it also measures whether scores of different queries are comparable.
-   Documents judged not relevant are non-positives too. A positive without a score ranks below the whole pool.
-"""
+    100 per query, or as many as a metric needs. A query without results has the value 0.
+3. AUC compares the scores of all positives with the 500 highest-scoring non-positives of each query. All queries are in
+   one pool (Optimizing What Matters, section 5.1). So AUC also shows whether scores of different queries compare well.
+   Documents judged not relevant are non-positives too. A positive without a score ranks below the whole pool."""
 
 from __future__ import annotations
 
@@ -62,11 +61,11 @@ class System(Interface):
 
 
 class PreparedSystem(System, Interface):
-    """System whose search is timed, so that it prepares itself before."""
+    """System that does slow work before its search, so that the time of the search excludes it."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything but the documents that decides the scores: a threshold is valid for one system only."""
+        """SHA-256 of all that the scores depend on, except the documents. A threshold is valid for one digest only."""
 
     def prepare(self) -> None:
         """Do the work that only the first search needs, such as encoding or indexing the documents."""
@@ -76,10 +75,10 @@ class PreparedSystem(System, Interface):
 class Evaluation:
     """Results of one system on one split.
 
-    Queries are positions in the data set, in the order of `per_query` (for each metric that has values by query) and of
-    `ranking` (positions of the best documents, best first, padded with -1). Pooled scores have the index of their
-    query. `unanswered` are rankings of the queries without an answer, by kind; `removed` ranks all of `queries` without
-    their relevant documents and the copies of these. `notes` are sentences about what the system lacks."""
+    `queries` are positions in the data set; `per_query` and `ranking` have the same order. `per_query` has each metric
+    with values by query. `ranking` has positions of the best documents, best first, padded with -1. Pooled scores have
+    the index of their query in `queries`. `unanswered` are rankings of queries without an answer, by kind; `removed`
+    ranks all `queries` without their relevant documents and their copies. `notes` say what the system lacks."""
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]
@@ -105,7 +104,7 @@ def evaluate(
 ) -> Evaluation:
     """Search every judged query of a split and compute the metrics. All evaluations of the package call this function.
 
-    `judged` are the judged queries of the split under this protocol, if they were already selected."""
+    `judged` are the judged queries of the split under this protocol; by default they are selected here."""
     protocol = protocol or Protocol()
     judged = judged or select_judged_queries(dataset, split, protocol)
     queries, relevance = judged.queries, judged.relevance
@@ -163,14 +162,14 @@ def evaluate(
 
 
 def _below_all(positives: ndarray, negatives: ndarray) -> tuple[Float32[ndarray, " positives"], list[str]]:
-    """Return the scores of positives, with missing ones set below all others, and a sentence about these."""
+    """Return the scores of positives; a missing score becomes the lowest. Also return a sentence about missing ones."""
     missing = np.isnan(positives)
     if not missing.any():
         return positives, []
     known = np.concatenate([positives[~missing], negatives]).astype(np.float32)
     lowest = np.nextafter(known.min(), np.float32(-np.inf)) if len(known) else np.float32(0)
     share = f"{missing.sum():,} of {len(positives):,} relevant passages"
-    return np.where(missing, lowest, positives), [f"{share} have no score; in the AUC they are below all others"]
+    return np.where(missing, lowest, positives), [f"{share} have no score; for the AUC, they rank below all others"]
 
 
 def _without_answers(
@@ -194,8 +193,7 @@ def _accuracy_per_query(
 ) -> dict[str, PerQuery]:
     """Compute Acc@K (Karpukhin et al., 2020, DPR): 1 if one of a query's K best passages holds an answer, else 0.
 
-    Passages are read with their titles, best first, until one contains an answer.
-    """
+    Passages are read with their titles, best first, until one contains an answer."""
     check_answers(dataset, split, queries)
     answers = dataset.answers
     assert answers is not None

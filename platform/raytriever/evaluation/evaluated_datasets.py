@@ -1,14 +1,13 @@
-"""Data sets of an evaluation: single ones, those with several parts, the BEIR suite, and samples of a corpus.
+"""Data sets of an evaluation: with one part or several, the BEIR suite, and samples of a corpus.
 
 Names of data sets and models are short, distinct and safe in file names. They are derived from paths and hub names.
 
-A folder that contains data sets in BEIR layout, and is none itself, is one data set of several parts. Its metrics are
-means over the parts, as for CQADupStack in BEIR.
+A folder that contains data sets in BEIR layout, but is not a data set itself, is one data set of several parts. Its
+metrics are means over the parts, as for CQADupStack in BEIR.
 
 Encoding a whole corpus for every checkpoint is expensive. A sample contains all judged documents and a chosen number of
 others. Half of these are BM25's best results for the queries, rank by rank, and the rest is random. Metrics on a sample
-are higher than on the whole corpus; compare them only with each other.
-"""
+are higher than on the whole corpus; compare them only with each other."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from raytriever.models.prompts import PromptTable
 from raytriever.retrieval.mining.bm25 import Bm25Index
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
-# Largest length of the reason why a data set of a suite is missing.
+# Largest number of characters of the reason why a data set of a suite is missing.
 REASON_CHARACTERS = 160
 
 
@@ -40,8 +39,8 @@ REASON_CHARACTERS = 160
 class EvaluationDataset:
     """Data set of an evaluation, with the settings for reading it.
 
-    Its parts are paths or hub names by name; an undivided one has one part with its own name. `task` is its name in
-    MTEB, if it is one of BEIR's. The language of BM25's analyzer is detected if it is None."""
+    `parts` has a path or hub name for the name of each part. An undivided data set has one part with its own name.
+    `task` is the name in MTEB, for data sets of BEIR. If `bm25_language` is None, the language is detected."""
 
     name: str
     parts: dict[str, str]
@@ -90,7 +89,7 @@ class EvaluationDataset:
 class _Member:
     """Data set of BEIR: the split with judgements, and its names in other libraries if they differ from BEIR's.
 
-    They are its name in MTEB, below `beir/` in `ir_datasets`, and below `mteb/` on the hub.
+    `task` is the name in MTEB. `registered` is the name below `beir/` in `ir_datasets`, `hub` below `mteb/` on the hub.
     """
 
     task: str
@@ -140,8 +139,7 @@ def describe_datasets(
 def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
     """Return the data sets with names that differ in tables and file names.
 
-    Data sets with equal names get the names of their parent folders as far as these differ, else a number.
-    """
+    Data sets with equal names get the names of their parent folders as far as these differ, else a number."""
     for index, one in enumerate(datasets):
         measured = one.sources, one.split, one.protocol
         if any(measured == (other.sources, other.split, other.protocol) for other in datasets[:index]):
@@ -155,7 +153,7 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
 
 
 def check_prompts(prompts: Mapping[str, str], datasets: Sequence[EvaluationDataset]) -> None:
-    """Raise `ConfigError` if the user passed prompts for data sets, but none for these."""
+    """Raise `ConfigError` if the user passed prompts by data set, but none of them is for these data sets."""
     PromptTable(own=prompts).check(name for one in datasets for part in one.parts for name in one.prompt_names(part))
 
 
@@ -166,12 +164,11 @@ def find_beir(
 ) -> tuple[list[EvaluationDataset], list[str]]:
     """Find the public data sets of BEIR (Thakur et al., 2021, arXiv:2104.08663), in the order of its tables.
 
-    Each is looked up as a folder of `root` with the name of BEIR's archive, then in `ir_datasets`, then on the hub,
-    where MTEB keeps it in BEIR's layout. The last two may download it. If the folder exists, nothing else is tried, so
-    that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04, do not belong to
-    the suite. Return the data sets, and for each missing one a line with its name and the reasons. `describe` is
-    `describe_datasets`. `check` opens a data set, and raises a `UserError` if it cannot.
-    """
+    Each is looked up as a folder of `root` with the name of BEIR's archive, then in `ir_datasets`, then below `mteb/`
+    on the hub. The last two may download it. If the folder exists, nothing else is tried, so that errors of the folder
+    are reported. The four data sets that are not public, such as BioASQ and Robust04, do not belong to
+    the suite. Return the data sets, and for each missing data set a line with its name and the reasons. `describe` is
+    `describe_datasets`. `check` opens a data set, and raises a `UserError` if that fails."""
     datasets, missing = [], []
     for name, member in BEIR.items():
         reasons = [f"no folder {root / name}"] if root is not None and not (root / name).is_dir() else []
@@ -191,14 +188,14 @@ def find_beir(
 
 
 def find_parts(source: str) -> list[str]:
-    """Return the folders, or the names in `ir_datasets`, of the parts of a data set; nothing if it is undivided."""
+    """Return the parts of a data set, as folders or names in `ir_datasets`. An undivided data set has no parts here."""
     if source.startswith(IR_DATASETS):
         return _registered_parts(source.removeprefix(IR_DATASETS))
     folder = expanded(source)
     if not folder.is_dir() or _is_beir(folder):
         return []
     visible = [one for one in folder.iterdir() if not one.name.startswith((".", "_"))]
-    # A file may be a data set of its own, unless it is a note such as README.md.
+    # A file may be a data set, unless it is a note such as README.md.
     if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
         return []
     return sorted(str(one) for one in visible if _is_beir(one))
@@ -234,11 +231,10 @@ DEPTH = 100
 def sample_corpus(
     dataset: RetrievalDataset, split: str, others: int, seed: int, index_of: Callable[[RetrievalDataset], Bm25Index]
 ) -> RetrievalDataset:
-    """Return the data set with only the documents that the split judges and `others` more, in their order.
+    """Return the data set with only the judged documents of the split and `others` more documents, in corpus order.
 
-    A corpus that is not larger stays whole. The result is in memory, without tokens and negatives; queries keep their
-    positions. `index_of` builds the BM25 index of a data set; it is called only if needed.
-    """
+    A smaller corpus is not sampled. The result is in memory, without tokens and negatives; queries keep their
+    positions. `index_of` builds the BM25 index of a data set; it is called only if needed."""
     judged = np.unique(dataset.judgements[split].documents)
     total = len(dataset.documents)
     if total <= len(judged) + others:
@@ -284,11 +280,10 @@ def _select_documents(
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:
-    """Return the last component of each path or hub name, with as many components before it as make it distinct.
+    """Return the last component of each path or hub name, and as many before it as are needed to make it distinct.
 
     Components are joined by `_`. A last component `model` is replaced by the name of its run directory. Each character
-    that is not allowed in both file names and MLflow's metric names becomes `_`. Equal sources get equal names.
-    """
+    that is not allowed in both file names and MLflow's metric names becomes `_`. Equal sources get equal names."""
     all_parts = [_parts(source) for source in sources]
     names = []
     for parts in all_parts:

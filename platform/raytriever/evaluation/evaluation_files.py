@@ -1,7 +1,6 @@
 """Files of an evaluation directory: TREC runs, results per query, pooled scores and tables.
 
-docs/reference/output-files.md lists them. `report` writes the plots and the page.
-"""
+docs/reference/output-files.md lists them. `report` writes the plots and the page."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.pair_threshold import ScoredPools
 
 PER_QUERY, LATEX = "per_query", "table.tex"
-# Limits of `per_query/`: ranked documents, relevant documents, and characters of a text.
+# Limits of `per_query/`: numbers of ranked documents, of relevant documents, and of characters of a text.
 TOP, RELEVANT, CHARACTERS = 5, 3, 300
 _MOST_BYTES = 4 << 30  # enough for a million queries of ten models
 # Types and shapes of pooled scores, and of their queries.
@@ -37,10 +36,9 @@ _RUN_QUERIES = 64  # queries whose lines of the run file are in memory at once
 
 
 class QueryMetrics(TypedDict):
-    """Model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each query.
+    """Results of a model in `per_query/DATASET.json`: values of each metric and the best documents, by query.
 
-    `auc` are the pseudo-values of the pooled AUC, which its significance test uses.
-    """
+    `auc` has the pseudo-values of the pooled AUC, for its significance test."""
 
     metrics: dict[str, list[Any]]
     top: list[list[Any]]
@@ -48,7 +46,7 @@ class QueryMetrics(TypedDict):
 
 
 def values_of(model: QueryMetrics) -> dict[str, Float64[ndarray, " queries"]]:
-    """Return the values of each query for every metric that can be tested; NaN for a missing value."""
+    """Return the values of each query for every metric that can be tested. A missing value is NaN."""
     auc = {AUC: model["auc"]} if "auc" in model else {}
     return {name: np.array(values, np.float64) for name, values in {**model["metrics"], **auc}.items()}
 
@@ -82,8 +80,7 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
     """Write rankings as a TREC run: `query Q0 document rank score tag`, one result per line.
 
-    The format allows no white space inside an id, so such ids are percent-encoded.
-    """
+    The format allows no white space inside an id, so such ids are percent-encoded."""
     write_atomically(path, _run_pieces(evaluation, dataset, tag))
 
 
@@ -113,8 +110,7 @@ def per_query_content(measured: DatasetMeasurement) -> str:
          "relevant": [[[document id, title, first 300 characters, grade], ... 3], ...]}
 
     `top` and `relevant` have one entry for each query. Queries of a divided data set are in the order of its parts,
-    with ids `PART/ID`.
-    """
+    with ids `PART/ID`."""
     content: dict[str, Any] = {"dataset": measured.source.name, "queries": [], "texts": [], "relevant": []}
     content["models"] = {model: {"metrics": {}, "top": []} for model in measured.models}
     for part in measured.parts:
@@ -153,7 +149,7 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
             reason = f"{name!r} has {len(entries)} entries for {len(content['queries'])} queries"
             raise StorageError(f"is damaged or changed: {reason}", str(file), remedy)
         if not _is_valid(name, entries):
-            raise StorageError(f"is damaged or changed: {name!r} holds other values", str(file), remedy)
+            raise StorageError(f"is damaged or changed: {name!r} has values of a wrong type", str(file), remedy)
     return content
 
 

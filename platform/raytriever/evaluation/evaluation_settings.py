@@ -122,12 +122,12 @@ class EvaluationConfig:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The types of `dtype`; only fp32 if several widths but no types are given, and empty if neither is."""
+        """The types of `dtype`. By default, this is fp32 if there are several widths, and empty otherwise."""
         if self.dtype:
             return tuple(self.dtype.split(","))
         return ("fp32",) if len(self.widths) > 1 else ()
 
     @property
     def model_width(self) -> int | None:
-        """The single width of all models; None if variants of the embeddings are evaluated or nothing is cut."""
+        """Width to which all models are truncated; None if no or several widths, or types, are evaluated."""
         return self.widths[0] if self.widths and not self.dtypes else None

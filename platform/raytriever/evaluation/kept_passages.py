@@ -1,7 +1,6 @@
 """Thresholds of the passages to keep, chosen and tested on the rankings of one system.
 
-These functions use only rankings and scores, so they work for every system.
-"""
+These functions use only rankings and scores, so they work for every system."""
 
 from __future__ import annotations
 
@@ -29,30 +28,24 @@ from raytriever.metrics.passage_threshold import (
 from raytriever.metrics.ranking_metrics import Relevance
 
 KEPT_TITLES = ["relevant passages kept", "passages kept per question"]
-KEPT_ABOUT = f" Relevant passages kept: the mean over the questions; of each at most {DEPTH} passages are kept."
+KEPT_ABOUT = f" Relevant passages kept: the mean over the questions. At most {DEPTH} passages per question are kept."
 
 
 @dataclass(frozen=True)
 class PassageDecision:
-    """Thresholds of the passages to keep.
+    """Thresholds of the passages to keep."""
 
-    Args:
-        thresholds: threshold for each target, with what it keeps for the tested questions; None if out of reach.
-        chosen: the ranked passages that chose the thresholds.
-        is_checked_apart: whether other questions tested them.
-    """
-
+    # Threshold for each target, with what it keeps for the tested questions; None if out of reach.
     thresholds: list[tuple[Threshold, PassagesKept | None]]
-    chosen: RankedPassages
-    is_checked_apart: bool
+    chosen: RankedPassages  # the ranked passages that chose the thresholds
+    is_checked_apart: bool  # whether other questions tested them
 
 
 def decide_passages(measured: DatasetMeasurement, model: str, wanted: Sequence[float]) -> PassageDecision:
     """Choose thresholds of the passages to keep on one split, and test them on the other.
 
-    If a split has few questions, the questions of both splits choose and test the thresholds, as in
-    `metrics.answer_threshold.decide`.
-    """
+    If a split has few questions, thresholds are chosen and tested on the questions of both splits, as in
+    `metrics.answer_threshold.decide`."""
     splits = [reduce(RankedPassages.joined, starmap(ranked_passages, split)) for split in measured.splits(model)]
     checking, choosing = splits[0], splits[-1]
     is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
@@ -78,14 +71,14 @@ def ranked_passages(judged: JudgedQueries, evaluation: Evaluation) -> RankedPass
 
 
 def notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
-    """Return sentences about a threshold that is missing or misses its target; `chosen` chose it."""
+    """Return sentences about a threshold that is missing or misses its target. It was chosen on `chosen`."""
     assert row.wanted is not None
     if row.kept is None:
         return [f"There is no threshold: {unreachable_kept(row.wanted, chosen)}."]
     if not is_missed(row.aim, row.wanted, row.kept.low, row.kept.high):
         return []
     found = f"{row.kept.share:.3f} ({row.kept.low:.3f} to {row.kept.high:.3f})"
-    return [f"The aim is missed on {row.checked_on}: {found}. Give a stricter aim, or more questions to choose on."]
+    return [f"The target is missed on {row.checked_on}: {found}. Give a stricter one, or more questions to choose on."]
 
 
 def kept_cells(kept: PassagesKept | None) -> list[Cell]:

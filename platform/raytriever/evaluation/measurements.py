@@ -1,8 +1,7 @@
 """Measurements of an evaluation: the results and costs of the models on one data set, and their store.
 
 Judgements refer to ids, so a copy of a relevant passage counts as not relevant, as in trec_eval. If many copies rank
-above their passages, the metrics are too pessimistic: people would accept the copies.
-"""
+above their passages, the metrics are too pessimistic: people would accept the copies."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ ARRAYS = "evaluation.npz"
 class PartMeasurement:
     """Results of all models, by name, on an undivided data set, or on a part of a divided one.
 
-    `calibration` are the results on the split that chooses thresholds, if there are any.
-    """
+    `calibration` has the results on the split for choosing thresholds, if thresholds are requested."""
 
     name: str
     dataset: RetrievalDataset
@@ -72,24 +70,20 @@ class PartMeasurement:
     calibration_judged: JudgedQueries | None = None
 
     def metrics(self, model: str) -> dict[str, float | None]:
-        """Return the metrics of a model; None for a metric that no query has."""
+        """Return the metrics of a model. A metric is None if no query has a value."""
         return {name: finite(value) for name, value in self.evaluations[model].metrics.items()}
 
 
 @dataclass(frozen=True)
 class DatasetMeasurement:
-    """Results of all models on one data set of an evaluation, part by part.
-
-    Args:
-        bm25, prompts: see `results.About`.
-        digests: `digest` of each system; empty unless thresholds are chosen.
-    """
+    """Results of all models on one data set of an evaluation, part by part."""
 
     source: EvaluationDataset
     parts: list[PartMeasurement]
+    # `bm25`, `prompts`: see `results.About`.
     bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)  # `digest` of each system; empty unless thresholds are chosen
 
     @property
     def models(self) -> list[str]:
@@ -106,17 +100,16 @@ class DatasetMeasurement:
         return {name: finite(float(np.mean([row[name] for row in rows]))) for name in rows[0]}
 
     def testable_values(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
-        """Return the values of all queries, part by part, weighted so that their mean is the mean of the parts' means.
+        """Return the values of all queries, part by part, scaled so that their mean is the mean of the parts' means.
 
-        Significance tests use these values: their differences have the right signs, and the mean that the table shows.
-        """
+        Significance tests use these values: their differences have the right signs, and their mean is in the table."""
         counts = [len(part.evaluations[model].queries) for part in self.parts]
         weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
         rows = [testable_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def about(self) -> About:
-        """Return the split and counts over all parts: queries, documents, absent documents, copies above originals."""
+        """Return the split, and the numbers of queries, documents, absent documents and copies over all parts."""
         absent = [part.judged.count_absent() for part in self.parts]
         return About(
             queries=sum(len(part.judged.queries) for part in self.parts),
@@ -141,8 +134,8 @@ class DatasetMeasurement:
         return [label + note for label, some in zip(labels, notes, strict=True) for note in some]
 
     def splits(self, model: str) -> list[list[tuple[JudgedQueries, Evaluation]]]:
-        """Return the judged queries and results of each part: on the evaluated split, and on the one that chooses
-        thresholds if that is another one."""
+        """Return the judged queries and results of each part: on the evaluated split and, if it differs, on the split
+        on which thresholds are chosen."""
         evaluated = [(part.judged, part.evaluations[model]) for part in self.parts]
         chosen_on = [(part.calibration_judged or part.judged, part.calibration[model]) for part in self.parts]
         return [evaluated] if chosen_on[0][1] is evaluated[0][1] else [evaluated, chosen_on]
@@ -153,7 +146,7 @@ class DatasetMeasurement:
 
 
 def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
-    """Concatenate the pooled scores of evaluations. The query numbers of each continue after the one before."""
+    """Concatenate the pooled scores of evaluations. Query indices continue from one evaluation to the next."""
     firsts = np.cumsum([0, *(len(one.queries) for one in evaluations)])
     return ScoredPools(
         np.concatenate([one.positive_scores for one in evaluations]),
@@ -171,9 +164,8 @@ class MeasurementStore:
     command continues after the last stored result, and its files have the same bytes as without an interruption. The
     folder is removed when the evaluation's directory is complete.
 
-    A stored result is reused only for the same key: the digests of the weights and of the data, how texts are read, the
-    protocol and the arithmetic. A damaged one is computed again.
-    """
+    A stored result is reused only for the same key: digests of weights and data, how texts are read, protocol and
+    precision. A damaged result is computed again."""
 
     folder: Path
     log: Callable[[str], None]
@@ -204,7 +196,7 @@ def _write(file: Path, evaluation: Evaluation) -> None:
 
 
 def _load(folder: Path, meta: object) -> Evaluation:
-    # The digest of the file has been compared, so this is exactly what `_write` wrote.
+    # The digest of the file was checked, so its content is exactly what `_write` has written.
     with np.load(folder / ARRAYS, allow_pickle=False) as stored:  # noqa: TID251 - its digest was compared
         arrays = dict(stored.items())
     fields: dict[str, Any] = {"per_query": {}, "metrics": {}, "unanswered": {}}
@@ -225,8 +217,7 @@ def _load(folder: Path, meta: object) -> Evaluation:
 def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:
     """Return a row for each model that has an AUC.
 
-    A divided data set has no rows, because its AUC is a mean over parts and has no interval.
-    """
+    A divided data set has no rows, because its AUC is a mean over parts and has no interval."""
     if measured.source.is_divided:
         return []
     rows = []
@@ -239,7 +230,7 @@ def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:
     return rows
 
 
-_NOTE = "Passages and queries together. The search is that of all queries, after the passages were encoded or indexed."
+_NOTE = "Texts are passages and queries. The search is that of all queries, after passages were encoded or indexed."
 
 
 def cost_rows(dataset: str, parts: Sequence[PartMeasurement], models: Sequence[EvaluatedModel]) -> list[CostRow]:

@@ -1,8 +1,7 @@
-"""Protocol of an evaluation: its metrics, the queries and judgements that count, and the parser of user input.
+"""Protocol of an evaluation: metrics, the queries and judgements to use, and the parser of user input.
 
-Users write `ndcg@10`, `R@1000`, `P@5` or `acc@20`. A metric with an optional cutoff (`map`, `mrr`) has the cutoff 100
-of the run files by default, so that trec_eval computes the same value from the run file.
-"""
+Users write `ndcg@10`, `R@1000`, `P@5` or `acc@20`. For a metric with an optional cutoff (`map`, `mrr`), the default is
+100, the depth of run files. So trec_eval computes the same value from a run file."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ RUN_DEPTH = 100
 GIVEN, REMOVED, FOREIGN = "given", "removed", "foreign"
 AUC, QUERY_AUC, R_PRECISION, ACCURACY = "auc", "query_auc", "r_precision", "accuracy_at_"
 METRICS_FLAG = setting("metrics")
-# Names that users write -> metrics: in lower case, without blanks, dashes and underscores.
+# Names that users write, in lower case and without blanks, dashes and underscores -> metrics.
 _FAMILIES = {
     "ndcg": "ndcg",
     "mrr": "mrr",
@@ -53,25 +52,19 @@ _FAMILIES = {
 }
 _TITLES = {AUC: "AUC", QUERY_AUC: "AUC per query"}
 _NO_ABSENT = AbsentDocuments(np.zeros(0, np.int64), (), np.zeros(0, np.int64))
-# Position that means that a query has no own document. Rankings are padded with -1, so they never contain it.
+# Position for queries without an own document. Rankings are padded with -1, so they never contain this value.
 _NO_DOCUMENT = -2
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Metrics of an evaluation, and the rules for judgements and results.
+    """Metrics of an evaluation, and the rules for judgements and results."""
 
-    Args:
-        metrics: names of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
-        depth: number of results per query in run files; a metric with a larger cutoff increases it.
-        level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
-        drop_own: leave a document with the query's own id out of its results.
-    """
-
+    # Names of `metrics.ranking_metrics`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
-    depth: int = RUN_DEPTH
-    level: int = 1
-    drop_own: bool = True
+    depth: int = RUN_DEPTH  # number of results per query in run files; a metric with a larger cutoff increases it
+    level: int = 1  # lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
+    drop_own: bool = True  # leave a document with the query's own id out of its results
 
     @property
     def ranking_metrics(self) -> tuple[str, ...]:
@@ -101,25 +94,20 @@ class JudgedQueries:
     """Queries of a split that have a relevant document, with all their judgements.
 
     Judged documents that the corpus lacks have the positions from `len(dataset.documents)` on. They are in no ranking,
-    but count among the relevant documents, as in trec_eval.
-
-    Args:
-        queries: positions in the data set, ascending.
-        relevance: judgements whose queries are indices into `queries`.
-        unanswerable: positions of the queries without an answer in the corpus, by kind; see
-            `evaluation.requested_models`. Ranking metrics leave them out.
-    """
+    but count among the relevant documents, as in trec_eval."""
 
     dataset: RetrievalDataset
     level: int
     drop_own: bool
-    queries: Int64[ndarray, " queries"]
-    relevance: Relevance
+    queries: Int64[ndarray, " queries"]  # positions in the data set, ascending
+    relevance: Relevance  # judgements whose queries are indices into `queries`
+    # Positions of the queries without an answer in the corpus, by kind; see `evaluation.requested_models`. Ranking
+    # metrics leave them out.
     unanswerable: Mapping[str, Int64[ndarray, " unanswerable"]] = field(default_factory=dict)
 
     @cached_property
     def own_documents(self) -> Int64[ndarray, " queries"]:
-        """Position of the document with the same id as each query, which its results leave out; -2 if there is none."""
+        """Position of each query's own document (of the same id), which its results leave out; -2 if there is none."""
         if not self.drop_own:
             return np.full(len(self.queries), _NO_DOCUMENT)
         names = [self.dataset.queries.ids[query] for query in self.queries.tolist()]
@@ -143,11 +131,11 @@ class JudgedQueries:
         return self.relevance.documents == self.own_documents[self.relevance.queries]
 
     def count_own(self) -> int:
-        """Count the queries whose own document, which their results leave out, is judged relevant."""
+        """Count the queries whose own document is judged relevant, although their results leave it out."""
         return int((self.is_relevant & self.is_own).sum())
 
     def count_absent(self) -> dict[str, int]:
-        """Count the relevant documents, those that the corpus lacks, and the queries that lack all of theirs."""
+        """Count relevant documents, absent ones among them, and queries whose relevant documents are all absent."""
         relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus
         return {
             "absent_relevant": relevant - int(present.sum()),
@@ -165,7 +153,7 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
         what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
         where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
         raise DataError(f"no query has {what}", where, remedy if level == 1 else f"lower {setting('relevance_level')}")
-    # Documents with lower grades are not relevant, but they count in the ideal ranking of nDCG.
+    # Documents with lower grades are not relevant, but the ideal ranking of nDCG contains them.
     rows, absent = rows.where(np.isin(rows.queries, queries)), absent.where(np.isin(absent.queries, queries))
     owners = np.searchsorted(queries, np.concatenate([rows.queries, absent.queries]))
     documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(absent))])
@@ -193,8 +181,7 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
 def read_metrics(text: str) -> tuple[str, ...]:
     """Read metrics that a user wrote, separated by commas, such as `ndcg@10,R@1000,auc`.
 
-    Return the names of `Protocol.metrics` without repetitions: `map` becomes `map_at_100`.
-    """
+    Return the names of `Protocol.metrics` without repetitions: `map` becomes `map_at_100`."""
     names = [_read_metric(word.strip()) for word in text.split(",") if word.strip()]
     if not names:
         raise ConfigError("names no metric", METRICS_FLAG, "give one or more, such as ndcg@10,recall@100,auc")
@@ -270,7 +257,7 @@ def parse_aims(words: Sequence[str]) -> list[WantedAim]:
             )
             raise ConfigError(f"{word!r} is not a target", CALIBRATE, remedy)
         if aim in CONFORMAL and wanted == 1:
-            raise ConfigError(f"{word!r} allows everything", CALIBRATE, "give a share below 1")
+            raise ConfigError(f"{word!r} allows any result", CALIBRATE, "give a share below 1")
         if aim == KEPT and wanted == 1:
             raise ConfigError(f"{word!r} cannot be promised", CALIBRATE, "give a share below 1")
         aims.append((aim, None if aim == "f1" else wanted))

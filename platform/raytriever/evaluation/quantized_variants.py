@@ -2,9 +2,8 @@
 
 A variant is a system of the evaluation, like a model, but nothing is encoded for it. A variant in fp32 keeps the first
 components, normalized again for cosine, and equals the model loaded with `truncate_dim`. `index.quantized_search` has
-the other types. It chooses the first results, as many as the run file holds, from `rescore_multiplier` times as many
-candidates. All scores of its results, including those in the AUC, are rescored.
-"""
+the other types. It finds `rescore_multiplier` candidates for each result of the run file, and rescores them to choose
+the results. All scores of results, including those in the AUC, are rescored."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from raytriever.retrieval.index.exact_top_k import top_k_of_blocks
 from raytriever.retrieval.index.quantized_search import FP32, INT8, QuantisedDocuments, Quantizer, bytes_per_document
 from raytriever.retrieval.search.calibration_file import digest_of
 
-# Number of documents, evenly spaced in the corpus, from which int8 takes its ranges; and the fewest that it needs.
+# Number of documents, evenly spaced in the corpus, whose embeddings set the ranges of int8; and the minimum number.
 SAMPLE, FEWEST = 10_000, 2
 
 
@@ -46,8 +45,7 @@ def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDatas
 class FormSystem:
     """`System` that searches a quantized or truncated variant of a dense system's embeddings.
 
-    `kept` is the number of results that rescoring chooses for each query; see `Protocol.kept_of`.
-    """
+    `kept` is the number of results that rescoring chooses for each query; see `Protocol.kept_of`."""
 
     dense: DenseSystem
     form: StoredForm
@@ -73,7 +71,7 @@ class FormSystem:
 
     def prepare(self) -> None:
         """See `evaluate.PreparedSystem.prepare`."""
-        _ = self.quantized  # computed here, so that the timed search excludes it
+        _ = self.quantized  # computed here, so that the search time excludes it
 
     def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:
         """Return the embeddings of queries that are given by position."""
@@ -115,9 +113,8 @@ def form_rows(
 ) -> list[FormRow]:
     """Return a row for each model that has variants, and for each of its variants.
 
-    The threshold comes from the scores of the model itself, in fp32 with all components. It is that of the first target
-    that is reached, else the one with the highest F1 on the evaluated split.
-    """
+    The threshold is one of the model itself, for scores in fp32 with all components. It is that of the first target
+    that is reached, or else the threshold with the highest F1 on the evaluated split."""
     rows = []
     for model in dict.fromkeys(form.model for form in forms):
         threshold, chosen = _threshold(measured, model, thresholds)

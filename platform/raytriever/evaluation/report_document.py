@@ -1,7 +1,6 @@
 """Content of the report of an evaluation: its sections and their order, and all numbers by name.
 
-Each section has text for the terminal, Markdown for `table.md`, and tables for `table.tex` and the HTML page.
-"""
+Each section has text for the terminal, Markdown for `table.md`, and tables for `table.tex` and the HTML page."""
 
 from __future__ import annotations
 
@@ -35,21 +34,13 @@ KIND_TITLES = {
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One section of a report.
+    """One section of a report."""
 
-    Args:
-        text: lines for the terminal.
-        markdown: lines of `table.md`, ending with a line feed.
-        about: paragraphs at the top of the page.
-        tables: tables of the page.
-        latex: tables of `table.tex`.
-    """
-
-    text: str = ""
-    markdown: str = ""
-    about: Sequence[str] = ()
-    tables: Sequence[ReportTable] = ()
-    latex: Sequence[ReportTable] = ()
+    text: str = ""  # lines for the terminal
+    markdown: str = ""  # lines of `table.md`, ending with a line feed
+    about: Sequence[str] = ()  # paragraphs at the top of the page
+    tables: Sequence[ReportTable] = ()  # tables of the page
+    latex: Sequence[ReportTable] = ()  # tables of `table.tex`
 
 
 def document(results: Results) -> list[ReportSection]:
@@ -167,12 +158,12 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
     table, notes = thresholds_table(rows), threshold_notes(rows)
     on = _chosen_on(rows)
     about = (
-        "A question is answered, with its best document, if its confidence is at or above the threshold; a pair "
+        "A question is answered, with its best document, if its confidence is at or above the threshold. A pair "
         f"counts as relevant if its score is. Each threshold was chosen on {on} for the wanted value and checked on "
-        "the judged split. Queries answered: of those with an answer in the corpus. Top answer relevant: of the shown. "
-        "Brackets contain 95 % intervals by Wilson. The pairs of one query are alike, so they count as fewer "
-        f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
-        "against the judged split; 0 is best, and an interval from 0 on says that they may be exactly right."
+        "the evaluated split. Queries answered: share of those with an answer in the corpus. Top answer relevant: "
+        "share of the answers shown. Brackets contain Wilson's 95 % intervals; pairs of a query are alike, so they "
+        f"count as fewer pairs. Calibration error: shares of relevant pairs by score on {on}, as probabilities, are "
+        "compared with the evaluated split; 0 is best. An interval from 0 means that they may be exactly right."
     )
     about += KEPT_ABOUT if any(row.kept for row in rows) else ""
     return ReportSection(
@@ -185,8 +176,7 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
 def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
     """Return the table of thresholds.
 
-    Columns about pairs, and about kinds of questions without an answer, appear only if a row has such a share.
-    """
+    Columns about pairs, and about kinds of questions without an answer, appear only if a row has such a share."""
     pairs = any(row.aim in PAIR_AIMS for row in rows)
     names = [name for name in SHARE_TITLES if pairs or not name.startswith("pair")]
     kinds = [kind for kind in KIND_TITLES if any(kind in row.unanswerable for row in rows)]
@@ -232,7 +222,7 @@ def _paragraphs(rows: Sequence[ThresholdRow], table: ReportTable) -> list[str]:
         texts = [one_line(cell if isinstance(cell, str) else cell.text) for cell in cells]
         shown = [(name, text) for name, text in zip(table.columns[5:], texts[5:], strict=True) if text != "-"]
         dataset, model, wanted, confidence, threshold = texts[:5]
-        checked = ", counted on the questions that chose it" if row.checked_on == row.chosen_on else ""
+        checked = ", chosen and tested on the same questions" if row.checked_on == row.chosen_on else ""
         width = max((len(one_line(name)) for name, _ in shown), default=0)
         head = f"{dataset}, {model}, {wanted}: threshold {threshold} ({confidence}){checked}\n"
         paragraphs.append(head + "".join(f"  {one_line(name):<{width}}  {text}\n" for name, text in shown))
@@ -250,7 +240,7 @@ def _chosen(row: ThresholdRow) -> Cell:
 
 
 def share_cell(share: Proportion | None, nothing: str) -> Cell:
-    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; `nothing` if there are no cases."""
+    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`. Without cases, return `nothing`."""
     if share is None or not share.whole:
         return Cell(nothing)
     text = f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
@@ -281,8 +271,8 @@ def _confidences(rows: Sequence[ConfidenceRow]) -> ReportSection:
     ]
     note = (
         "Area under the risk-coverage curve: the mean share of wrong answers among those shown, over all thresholds; "
-        "lower is better. Brackets contain 95 % intervals over resampled questions. nAUC: the gain of leaving out "
-        "unsure questions, divided by that of an oracle; higher is better."
+        "lower is better. Brackets contain 95 % intervals over resampled questions. nAUC: the gain of leaving unsure "
+        "questions unanswered, divided by the gain of an oracle; higher is better."
     )
     columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC", "nAUC"]
     return _plain(ReportTable("Confidences", columns, cells, note))
@@ -310,8 +300,8 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
     chosen = {(row.dataset, row.model): f"{row.threshold:.4f} ({row.chosen})" for row in rows}
     thresholds = [f"{dataset}, {model}: {text}" for (dataset, model), text in chosen.items()]
     note = (
-        "Bytes are those of one document. Precision and recall of pairs, and the share of queries whose best document "
-        f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
+        "Bytes are those of one document. Three columns use a threshold of the fp32 scores: precision and recall of "
+        f"pairs, and the queries whose best document changes sides. Thresholds: {'; '.join(thresholds)}."
     )
     columns += ["precision", "recall", "decisions changed"]
     return _plain(ReportTable("Quantized and truncated embeddings", columns, cells, note), f"\n{note}\n")
@@ -327,9 +317,7 @@ def _lines(lines: Sequence[str]) -> str:
     return "\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-_Values = dict[
-    str, float | None
-]  # by the name in the tracker; None for a value that does not exist, which is not logged
+_Values = dict[str, float | None]  # name in the tracker and value; a missing value is None and is not logged
 
 
 def points_of(results: Results) -> list[Point]:
@@ -337,8 +325,7 @@ def points_of(results: Results) -> list[Point]:
 
     Metrics are `MODEL/DATASET/METRIC`. Others begin with their kind: `auc/MODEL/DATASET/low`,
     `calibration/MODEL/DATASET/top-precision-0.9/threshold`, `confidence/MODEL/DATASET/entropy/area`,
-    `significance/MODEL-BASELINE/DATASET/METRIC_p` and `absent_relevant/DATASET`.
-    """
+    `significance/MODEL-BASELINE/DATASET/METRIC_p` and `absent_relevant/DATASET`."""
     values: _Values = {}
     for model, sets in results.models.items():
         for dataset, metrics in sets.items():

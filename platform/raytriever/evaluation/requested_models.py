@@ -6,8 +6,7 @@ A data set may mark questions that its corpus does not answer (kind `given`). `-
   copies of these, are not searched. This needs no new text, so every threshold is tested on all questions in this way
   too.
 - `foreign`: the questions of another data set, which no document of this corpus answers. A question is left out if this
-  data set has it too, or if this corpus contains one of its relevant passages.
-"""
+  data set has it too, or if this corpus contains one of its relevant passages."""
 
 from __future__ import annotations
 
@@ -72,28 +71,22 @@ from raytriever.models.directory.hub_or_local import check_revision
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.resolve_model import commit_of
 
-# The default of sentence-transformers.
+# The default of sentence-transformers for the same setting.
 RESCORE_MULTIPLIER = 2
 
 
 @dataclass(frozen=True)
 class StoredForm:
-    """Quantized or truncated variant of a model's embeddings, made from those in fp32.
-
-    Args:
-        dtype: type of the components, one of `config.DTYPES`.
-        width: number of leading components to keep; None for all.
-        rescore_multiplier: number of candidates that the quantized embeddings find for each result.
-    """
+    """Quantized or truncated variant of a model's embeddings, made from those in fp32."""
 
     model: str
-    dtype: str
-    width: int | None
-    rescore_multiplier: int
+    dtype: str  # type of the components, one of `config.DTYPES`
+    width: int | None  # number of leading components to keep; None for all
+    rescore_multiplier: int  # number of candidates that the quantized embeddings find for each result
 
     @property
     def name(self) -> str:
-        """Name in tables and files."""
+        """Name of the variant in tables and files."""
         return "-".join([self.model, *([str(self.width)] if self.width else []), self.dtype])
 
 
@@ -101,8 +94,7 @@ class StoredForm:
 class EvaluatedModel:
     """System of an evaluation with its name in tables and files.
 
-    `form` is set if it is a variant of an earlier model's embeddings.
-    """
+    `form` is set if it is a variant of an earlier model's embeddings."""
 
     name: str
     system: SystemTree
@@ -115,37 +107,26 @@ class EvaluatedModel:
 
     @property
     def location(self) -> str:
-        """Name of the system with absolute paths or addresses, which mean the same on every machine."""
+        """Name of the system, with absolute paths or addresses instead of relative paths."""
         return system_text(self.system, lambda path: address_of(path) or path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationJob:
-    """Checked request of an evaluation.
-
-    Args:
-        baselines: names of the models that the others are compared with.
-        aims: targets for which thresholds are chosen on `calibration_split`.
-        calibration_split: a split of the data sets. If it is the evaluated one, the same queries choose and test.
-        calibrated: names of the models for which thresholds are chosen; empty for all.
-        confidence: the measure that decides whether a query is answered, one of `CONFIDENCES`.
-        removed: share of the questions whose answers are removed from the corpus.
-        foreign: other data sets, whose questions this corpus does not answer.
-        precision: precision of encoding, `fp32` or `bf16`; None for the default of the device.
-        missing: a line for each missing data set of a suite.
-    """
+    """Checked request of an evaluation."""
 
     models: Sequence[EvaluatedModel]
     datasets: Sequence[EvaluationDataset]
-    baselines: Sequence[str]
-    aims: Sequence[WantedAim] = ()
+    baselines: Sequence[str]  # names of the models that the others are compared with
+    aims: Sequence[WantedAim] = ()  # targets for which thresholds are chosen on `calibration_split`
+    # A split of the data sets. If it is the evaluated one, the same queries choose and test.
     calibration_split: str = "dev"
-    calibrated: Sequence[str] = ()
-    confidence: str = ENTROPY
-    removed: float = 0.0
-    foreign: Sequence[str] = ()
-    precision: str | None = None
-    missing: Sequence[str] = field(default_factory=tuple)
+    calibrated: Sequence[str] = ()  # names of the models for which thresholds are chosen; empty for all
+    confidence: str = ENTROPY  # the measure that decides whether a query is answered, one of `CONFIDENCES`
+    removed: float = 0.0  # share of the questions whose answers are removed from the corpus
+    foreign: Sequence[str] = ()  # other data sets, whose questions this corpus does not answer
+    precision: str | None = None  # precision of encoding, `fp32` or `bf16`; None for the default of the device
+    missing: Sequence[str] = field(default_factory=tuple)  # a line for each missing data set of a suite
 
     @property
     def forms(self) -> list[StoredForm]:
@@ -181,14 +162,14 @@ class EvaluationJob:
         wants_pairs = any(aim in PAIR_AIMS for aim, _ in self.aims)
         if one.split == self.calibration_split and (wants_pairs or self.chooses_weights):
             what, chosen = f"{one.name} is already evaluated on {one.split!r}", "thresholds of pairs" * wants_pairs
-            remedy = f"choose {chosen or 'weights of a fusion'} on another"
+            remedy = f"choose {chosen or 'weights of a fusion'} on another split"
             raise ConfigError(what, setting("calibration_split"), remedy)
         chosen_on = [self.calibration_split] if self.aims or self.chooses_weights else []
         return list(dict.fromkeys([one.split, *chosen_on]))
 
     @property
     def chooses_weights(self) -> bool:
-        """True if a fusion has a weight, which is chosen on `calibration_split`."""
+        """True if a fusion has a weight; then the weight is chosen on `calibration_split`."""
         return any(has_weight(model.system) for model in self.models)
 
 
@@ -207,7 +188,7 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
 
 
 def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[EvaluatedModel]:
-    """Choose names for tables and files for the systems that have no explicit name."""
+    """Name the systems for tables and files. A system with an explicit name keeps it."""
     labels = [safe_name(label) if label else None for label, _ in models]
     sources = [system_text(tree) for _, tree in models]
     paths = list(dict.fromkeys(path for _, tree in models for path in paths_of(tree)))
@@ -216,7 +197,7 @@ def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[Evaluat
     names = [label or name for label, name in zip(labels, shorts, strict=True)]
     for other, row in combinations(range(len(names)), 2):
         if names[row] == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
-            remedy = f"give one another name: OTHER={sources[row]}"
+            remedy = f"give one of them a new name: NAME={sources[row]}"
             raise ConfigError(f"two models are called {names[row]!r}", setting("model"), remedy)
     return [EvaluatedModel(name, tree) for name, (_, tree) in zip(unique_names(names), models, strict=True)]
 
@@ -234,12 +215,12 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
     for model in models:
         all_models.append(model)
         for width, dtype in product(config.widths or (None,), config.dtypes) if model.config else ():
-            if (width, dtype) != (None, "fp32"):  # the model itself
+            if (width, dtype) != (None, "fp32"):  # this would be the model itself
                 form = StoredForm(model.name, dtype, width, multiplier)
                 all_models.append(EvaluatedModel(form.name, model.system, form))
     names = [model.name for model in all_models]
     if name := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"two models are called {name!r}", setting("model"), "give one another name: OTHER=MODEL")
+        raise ConfigError(f"two models are called {name!r}", setting("model"), "rename one of them: NAME=MODEL")
     return all_models
 
 
@@ -257,7 +238,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
 
 
 def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
-    """Return the names of the baselines; the first model by default."""
+    """Return the names of the baselines. By default the first model is the baseline."""
     names = [model.name for model in models]
     by_source = {system_text(model.system): model.name for model in models if not model.form}
     if not words:
@@ -267,7 +248,7 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
             raise ConfigError(f"{word!r} is not one of the models", setting("baseline"), did_you_mean(word, names))
     baselines = [word if word in names else by_source[word] for word in words]
     if len(baselines) > 2 or len(set(baselines)) < len(baselines):
-        raise ConfigError(f"{' '.join(words)}", setting("baseline"), "give one or two models; each has its own marks")
+        raise ConfigError(f"got {' '.join(words)}", setting("baseline"), "give one model, or two different models")
     return baselines
 
 
@@ -299,8 +280,7 @@ def build_evaluation_job(
 ) -> EvaluationJob:
     """Build the request that the settings describe, with hub models pinned to commits.
 
-    `report` is called with a line for each missing data set of the suite.
-    """
+    `report` is called with a line for each missing data set of the suite."""
     if not datasets and not config.suite:
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
@@ -361,15 +341,14 @@ def add_foreign_questions(
             added = np.arange(first, first + len(texts))
             made[FOREIGN] = np.concatenate([made[FOREIGN], added]) if FOREIGN in made else added
         judged[split] = replace(judged[split], unanswerable=made)
-    # All splits share the longer list of questions: new ones are at its end, so earlier positions stay valid.
+    # All splits share the extended list of questions. New questions are at its end, so old positions stay valid.
     return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
 
 
 def foreign_questions(
     path: str, split: str, max_bad_rows: float, dataset: RetrievalDataset, log: Callable[[str], None]
 ) -> list[str]:
-    """Return the questions of a split of another data set that this corpus does not answer, as the top of this file
-    says."""
+    """Return the questions of a split of another data set, without those that the top of this file leaves out."""
     other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
     asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
     judged = other.judgements[split]
@@ -384,7 +363,7 @@ def foreign_questions(
             "the question, or a relevant passage of it"
         )
     if not kept:
-        what = f"has no question that {dataset.name} does not have" if asked else "has no question"
+        what = f"has no question that {dataset.name} does not have or answer" if asked else "has no question"
         raise DataError(what, f"{other.name}, split {split!r}", f"leave it out of {setting('unanswerable')}")
     return [str(other.queries.texts[query]) for query in kept]
 

@@ -2,11 +2,10 @@
 
 Names of models and data sets are untrusted: each format escapes them, so that they stay within their cell.
 
-Printed tables have two layouts. Up to `WIDE` data sets are groups of columns with all metrics, and each model is a row
-(Optimizing What Matters, Table 1). More data sets are rows, with a column for each model and a table for each metric
-(Training dense retrievers with multiple positive passages, Table 3). Averages are means over the data sets, and numbers
-are multiplied by 100. All tables of metrics show the same tests.
-"""
+Printed tables have two layouts. With at most `WIDE` data sets, each model is a row. Each data set is a group of
+columns, with a column for each metric (Optimizing What Matters, Table 1). With more data sets, there is a table for
+each metric, whose rows are data sets and whose columns are models (Training dense retrievers with multiple positive
+passages, Table 3). Averages are over the data sets, numbers are multiplied by 100. All tables show the same tests."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from raytriever.evaluation.results import TestedPair, datasets_of, metrics_of
 from raytriever.metrics.significance_tests import LEVEL
 
 TEXT_WIDTH = 12  # smallest width of a column of numbers in text
-TWO_LINES = 20  # a longer cell with an interval is split into two lines on a page
+TWO_LINES = 20  # characters; a page splits a longer cell with an interval into two lines
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -52,46 +51,31 @@ _LATEX_RANKS = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a table with a number.
-
-    Args:
-        value: sort key on a page; cells without a value come last.
-        mark: superscript after the text.
-        hint: explanation of the mark, shown on a page as a tooltip.
-        rank: 0 is bold, 1 is underlined in printed tables; None is neither.
-        behind: text after the mark.
-    """
+    """Cell of a table with a number."""
 
     text: str
-    value: float | None = None
-    mark: str = ""
-    hint: str = ""
-    rank: int | None = None
-    behind: str = ""
+    value: float | None = None  # sort key on a page; cells without a value come last
+    mark: str = ""  # superscript after the text
+    hint: str = ""  # explanation of the mark, shown on a page as a tooltip
+    rank: int | None = None  # 0 is bold, 1 is underlined in printed tables; None is neither
+    behind: str = ""  # text after the mark
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Table of a report. A `str` in a row is text, and a page sorts it as text.
+    """Table of a report. A `str` in a row is text, and a page sorts it as text."""
 
-    Args:
-        title: caption in print, and heading on a page.
-        columns: titles of the columns; the first is above the names of the rows.
-        note: explanation below the table of a page.
-        group: heading of a group of tables of which a page shows one at a time.
-        spans: in printed tables, titles above groups of columns after the first, with their numbers of columns.
-    """
-
-    title: str
-    columns: Sequence[str]
+    title: str  # caption in print, and heading on a page
+    columns: Sequence[str]  # titles of the columns; the first is above the names of the rows
     rows: Sequence[Sequence[str | Cell]]
-    note: str = ""
-    group: str = ""
+    note: str = ""  # explanation below the table of a page
+    group: str = ""  # heading of a group of tables of which a page shows one at a time
+    # In printed tables, titles above groups of columns after the first, with their numbers of columns.
     spans: Sequence[tuple[str, int]] = ()
 
     def as_text(self) -> str:
         """Return aligned lines with the names of the rows and the numbers with their marks."""
-        # Names that differ only in control characters, which `one_line` removes, get a number and stay two rows.
+        # Names that `one_line` makes equal get a number, so that they remain different rows.
         labels = unique_names([one_line(_cell(row[0]).text) for row in self.rows])
         titles = unique_names([one_line(title) for title in self.columns[1:]])
         cells = [[_cell(cell) for cell in row[1:]] for row in self.rows]
@@ -109,8 +93,8 @@ class ReportTable:
         """Return the table in Markdown, without its title and note."""
         columns = [markdown_cell(title) for title in self.columns]
         if self.spans:
-            # Markdown allows only one line of titles. With several groups, each title gets its group's name to be
-            # unique.
+            # Markdown allows only one line of titles. With several groups, each title begins with the name of its
+            # group, so that titles are unique.
             several = len(self.spans) > 1
             over = [group if several or column == 0 else "" for group, width in self.spans for column in range(width)]
             named = zip(over, columns[1:], strict=True)
@@ -133,7 +117,7 @@ class ReportTable:
         return "\n".join(lines)
 
     def as_html(self) -> str:
-        """Return heading, sortable table and note. If all rows belong to one data set, the heading names it."""
+        """Return heading, sortable table and note. If all rows are of the same data set, the heading names it."""
         names = {_cell(row[0]).text for row in self.rows} if self.columns[:1] == ["data set"] else set()
         if len(names) == 1:
             rows, title = [row[1:] for row in self.rows], f"{self.title}, {names.pop()}"
@@ -232,8 +216,7 @@ def significance_cell(p: float) -> Cell:
 class MetricTables:
     """Tables of the metrics of models.
 
-    The tests of all pairs decide marks, bold numbers and hints. Each baseline has its own marks.
-    """
+    The tests of all pairs decide marks, bold numbers and hints. Each baseline has its own marks."""
 
     def __init__(self, models: Values, pairs: Sequence[TestedPair], baselines: Sequence[str]) -> None:
         self.models, self.pairs, self.baselines = models, pairs, baselines
@@ -241,7 +224,7 @@ class MetricTables:
         self.marks, self.best = collect_marks(pairs, baselines), best_models(pairs, models)
 
     def value(self, model: str, dataset: str | None, metric: str) -> float | None:
-        """Return a metric of a model on a data set; for None the mean over all data sets, if none is missing."""
+        """Return a metric of a model on a data set (None: the mean over all); None if any value is missing."""
         if dataset is not None:
             return self.models[model].get(dataset, {}).get(metric)
         values = [self.value(model, name, metric) for name in self.datasets]
@@ -259,7 +242,7 @@ class MetricTables:
         return replace(cell, mark=self.marks.get(key, ""), hint=self._hints.get(key, ""), rank=rank)
 
     def of_dataset(self, dataset: str) -> ReportTable:
-        """Return the table of one data set on a terminal."""
+        """Return the table of one data set for a terminal."""
         rows: Rows = [[model, *(self.cell(model, dataset, metric) for metric in self.metrics)] for model in self.models]
         return ReportTable(dataset, ["", *map(metric_title, self.metrics)], rows)
 
@@ -282,8 +265,7 @@ class MetricTables:
     def on_page(self) -> list[ReportTable]:
         """Return a table for each metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
-        For one data set the table of all metrics is enough: the tables per metric are left out.
-        """
+        If there is only one data set, the tables for each metric are left out."""
         tables, rows = list[ReportTable](), Rows()
         if len(self.datasets) > 1:
             for metric in self.metrics:
@@ -334,8 +316,7 @@ def arrange(
 ) -> list[ReportTable]:
     """Return one printed table, or one for each metric if there are more than `WIDE` data sets.
 
-    `columns` hold a number for each row, by data set and metric. The data set None is the mean over all.
-    """
+    `columns` have a number for each row, by data set and metric. The data set None is the mean over all data sets."""
     datasets = list(dict.fromkeys(one for one, _ in columns))
     names = dict(zip(datasets, unique_names([AVERAGE if one is None else one for one in datasets]), strict=True))
     if sum(one is not None for one in datasets) <= WIDE:
@@ -353,7 +334,7 @@ def arrange(
 
 
 def split_text(splits: Mapping[str, str]) -> str:
-    """Name the most frequent split, then each exception: `test (MSMARCO: dev)`."""
+    """Format the most frequent split, then the data sets with another split: `test (MSMARCO: dev)`."""
     usual = Counter(splits.values()).most_common(1)[0][0]
     others = ", ".join(f"{name}: {split}" for name, split in splits.items() if split != usual)
     return f"{usual} ({others})" if others else usual
@@ -379,7 +360,7 @@ def pairs_table(pairs: Sequence[TestedPair], title: str = "Significance", note: 
     ]
     legend = (
         f"Significant: p, after Holm's correction over the pairs and data sets of a metric, is below {LEVEL}. From and "
-        "to: the 95 % interval of the difference. It and the last p are without the correction. Effect: the mean of "
+        "to: the 95 % interval of the difference. This interval and the last p are not corrected. Effect: the mean of "
         "the differences, divided by their standard deviation."
     )
     return [ReportTable(title, columns, rows, f"{note} {legend}".strip())]

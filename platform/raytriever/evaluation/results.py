@@ -1,8 +1,7 @@
 """Results of an evaluation as typed rows, and their file `results.json`, whose keys are the fields of `Results`.
 
 A missing value is None, and null in the file. A share is `{"part", "whole", "low", "high"}`: counted cases, all cases,
-and the bounds of its 95 % interval.
-"""
+and the bounds of its 95 % interval."""
 
 from __future__ import annotations
 
@@ -36,28 +35,24 @@ class AnalysisAbout(TypedDict):
 
 @dataclass(frozen=True)
 class About:
-    """One data set of an evaluation.
+    """One data set of an evaluation."""
 
-    Args:
-        queries, documents: their numbers over all parts.
-        absent_relevant, relevant, unanswerable_queries: see `JudgedQueries.count_absent`.
-        copies_above: number of queries by model; see `measurements.count_copies_above`.
-        parts: labels of the parts of a divided data set.
-        notes: by model, sentences about what it lacks for the data set.
-        bm25: statistics of BM25's analyzer by part, if BM25 is evaluated.
-        prompts: by model, a line with its prompts for this data set, if it has special ones.
-    """
-
+    # `queries`, `documents`: their numbers over all parts.
     queries: int
     documents: int
     split: str
+    # `absent_relevant`, `relevant`, `unanswerable_queries`: see `JudgedQueries.count_absent`.
     absent_relevant: int
     relevant: int
     unanswerable_queries: int
+    # Number of queries by model; see `measurements.count_copies_above`.
     copies_above: dict[str, int] = field(default_factory=dict)
-    parts: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)  # labels of the parts of a divided data set
+    # By model, sentences about what it lacks for the data set.
     notes: dict[str, list[str]] = field(default_factory=dict)
+    # Statistics of BM25's analyzer by part, if BM25 is evaluated.
     bm25: dict[str, AnalysisAbout] = field(default_factory=dict)
+    # By model, a line with its prompts for this data set, if it has special ones.
     prompts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -69,70 +64,49 @@ class About:
 
 @dataclass(frozen=True)
 class TestedPair:
-    """Test of two systems on one metric.
+    """Test of two systems on one metric."""
 
-    Args:
-        dataset: name of the data set; None for the mean over the data sets.
-        model: the system with the higher mean.
-        difference: its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval.
-        p: p-value of the two-sided paired t-test, or of the t-test over queries and seeds.
-        p_holm: p-value after Holm's correction over the pairs and data sets of the metric.
-        effect: Cohen's d_z; None if it is infinite, and for a test over seeds.
-        queries: number of queries; None for a test over seeds.
-    """
-
-    dataset: str | None
+    dataset: str | None  # name of the data set; None for the mean over the data sets
     metric: str
-    model: str
+    model: str  # the system with the higher mean
     against: str
-    difference: float
+    difference: float  # its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval
     low: float
     high: float
-    p: float
-    p_holm: float
-    effect: float | None = None
-    queries: int | None = None
+    p: float  # p-value of the two-sided paired t-test, or of the t-test over queries and seeds
+    p_holm: float  # p-value after Holm's correction over the pairs and data sets of the metric
+    effect: float | None = None  # Cohen's d_z; None if it is infinite, and for a test over seeds
+    queries: int | None = None  # number of queries; None for a test over seeds
 
 
 @dataclass(frozen=True)
 class AucRow:
-    """AUC of the pooled scores of a model on an undivided data set.
-
-    Args:
-        low, high: 95 % interval, with queries as clusters; None if there is none.
-        misordered_queries: number of queries with a pair in the wrong order.
-        note: sentence about an uncertain or missing interval.
-    """
+    """AUC of the pooled scores of a model on an undivided data set."""
 
     dataset: str
     model: str
     auc: float
+    # `low`, `high`: 95 % interval, with queries as clusters; None if there is none.
     low: float | None
     high: float | None
-    misordered_queries: int
-    note: str | None
+    misordered_queries: int  # number of queries with a pair in the wrong order
+    note: str | None  # sentence about an uncertain or missing interval
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of ranking the queries of a data set with a model.
-
-    Args:
-        texts: number of passages and queries to encode, including those in the cache.
-        pairs: number of pairs of texts that a cross-encoder scores.
-        seconds: duration of the search of all queries, after the passages were encoded or indexed.
-    """
+    """Cost of ranking the queries of a data set with a model."""
 
     dataset: str
     model: str
-    texts: int
-    pairs: int
-    seconds: float
+    texts: int  # number of passages and queries to encode, including those in the cache
+    pairs: int  # number of pairs of texts that a cross-encoder scores
+    seconds: float  # duration of the search of all queries, after the passages were encoded or indexed
 
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """Calibration error with its interval; None if no bin has pairs of two queries."""
+    """Calibration error with its interval. Values are None if no bin has pairs of two queries."""
 
     value: float | None
     low: float | None
@@ -143,14 +117,14 @@ class ErrorRow:
 class ThresholdRow:
     """Threshold of a model for one target (see `protocol.aim_text`), chosen on some queries and tested on others.
 
-    The two splits are equal if the same few queries chose and tested it. If the target is out of reach, the threshold
-    and what it keeps are None, `shares` is empty, and `chosen` is the best value instead of the one that the threshold
-    achieved where it was chosen. `checked` is the share that the target is about.
+    The two splits are equal if it was chosen and tested on the same queries, because there are few. `chosen` is the
+    value that the threshold achieved on the queries on which it was chosen; `checked` is the same share in the test. If
+    the target is out of reach, `chosen` is the best value, `threshold` and `kept` are None, and `shares` is empty.
 
-    The `shares` of the tested queries are, for answers, `coverage` (queries shown an answer, of those with one),
-    `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of all queries); for
-    pairs, `pair_precision` and `pair_recall`. `unanswerable` is the share of the queries without an answer that are
-    shown one, by kind. `calibration_error` is that of the probabilities from one split on the other; see
+    `shares` are of the tested queries. For answers, they are `coverage` (answered queries, of those with an answer),
+    `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of all queries). For
+    pairs, they are `pair_precision` and `pair_recall`. `unanswerable` has, by kind, the share of queries without an
+    answer that are answered. `calibration_error` is that of the probabilities from one split on the other; see
     `metrics.score_to_probability`."""
 
     dataset: str
@@ -172,80 +146,62 @@ class ThresholdRow:
 
 @dataclass(frozen=True)
 class ConfidenceRow:
-    """Area under the risk-coverage curve of one confidence (lower is better) and its nAUC (higher is better).
-
-    Args:
-        nauc: normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all are
-            relevant, or none.
-        area_chosen: cross-validated area on the queries that chose the threshold.
-        area: area on the tested queries, with its 95 % interval `low` to `high`.
-        decides: whether the thresholds apply to this confidence.
-    """
+    """Area under the risk-coverage curve of one confidence (lower is better) and its nAUC (higher is better)."""
 
     dataset: str
     model: str
     confidence: str
     chosen_on: str
-    area_chosen: float
-    area: float
+    area_chosen: float  # cross-validated area on the queries that chose the threshold
+    area: float  # area on the tested queries, with its 95 % interval `low` to `high`
     low: float
     high: float
+    # Normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all are relevant,
+    # or none.
     nauc: float | None
-    decides: bool
+    decides: bool  # whether the thresholds apply to this confidence
 
 
 @dataclass(frozen=True)
 class FormRow:
-    """Results of one variant of a model's embeddings, with its type and width.
-
-    Args:
-        system: name of the variant among the models of the evaluation.
-        bytes: bytes of one document.
-        threshold: threshold of the model's own scores; `chosen` says how it was chosen.
-        precision, recall: precision and recall of pairs at the threshold; the precision is None if no pair reaches it.
-        changed: share of queries whose best document is on the other side of the threshold than for the model itself.
-    """
+    """Results of one variant of a model's embeddings, with its type and width."""
 
     dataset: str
     model: str
-    system: str
+    system: str  # name of the variant among the models of the evaluation
     dtype: str
     width: int
-    bytes: int
+    bytes: int  # bytes of one document
     metrics: dict[str, float | None]
-    threshold: float
+    threshold: float  # threshold of the model's own scores; `chosen` says how it was chosen
     chosen: str
+    # `precision`, `recall`: precision and recall of pairs at the threshold; the precision is None if no pair reaches
+    # it.
     precision: float | None
     recall: float
+    # Share of queries whose best document is on the other side of the threshold than for the model itself.
     changed: float
 
 
 @dataclass
 class Results:
-    """Results of an evaluation.
-
-    Args:
-        parts: metrics by model and part of a divided data set.
-        baselines: one or two models with which the marks compare.
-        systems: by model, how it reads texts and the width of its embeddings.
-        quarantined: lines about bad rows.
-        missing: a line for each missing data set of a suite.
-        request: everything that decides the results. Only a command with the same request may replace them.
-    """
+    """Results of an evaluation."""
 
     models: Metrics = field(default_factory=dict)
-    parts: Metrics = field(default_factory=dict)
+    parts: Metrics = field(default_factory=dict)  # metrics by model and part of a divided data set
     about: dict[str, About] = field(default_factory=dict)
-    baselines: list[str] = field(default_factory=list)
+    baselines: list[str] = field(default_factory=list)  # one or two models with which the marks compare
     pairs: list[TestedPair] = field(default_factory=list)
     auc: list[AucRow] = field(default_factory=list)
     costs: list[CostRow] = field(default_factory=list)
     thresholds: list[ThresholdRow] = field(default_factory=list)
     confidences: list[ConfidenceRow] = field(default_factory=list)
     forms: list[FormRow] = field(default_factory=list)
+    # By model, how it reads texts and the width of its embeddings.
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
-    quarantined: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)  # lines about bad rows
+    missing: list[str] = field(default_factory=list)  # a line for each missing data set of a suite
+    # Everything that decides the results. Only a command with the same request may replace them.
     request: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
@@ -269,15 +225,14 @@ class Results:
 
 
 def finite(value: float) -> float | None:
-    """Return a finite number, or None for another one."""
+    """Return the number if it is finite, else None."""
     return value if math.isfinite(value) else None
 
 
 def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     """Raise `ConfigError` if a directory holds anything but an evaluation with the same request.
 
-    `fresh` accepts the results of another request, which are then replaced.
-    """
+    `fresh` accepts the results of another request, which are then replaced."""
     if not output.is_dir() or not any(output.iterdir()):
         return
     if not (output / RESULTS).is_file():
@@ -294,7 +249,7 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    """Return whether two values of a request are equal, or name the same files by another path or after a move."""
+    """Return whether two values of a request are equal or name the same files, which may have another path now."""
     if isinstance(before, dict) and isinstance(now, dict):
         return before.keys() == now.keys() and all(_is_same(before[name], now[name]) for name in now)
     if isinstance(before, str) and isinstance(now, str) and before != now and Path(now).exists():

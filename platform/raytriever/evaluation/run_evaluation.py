@@ -1,8 +1,7 @@
 """Evaluation job: evaluate models on several data sets and write the evaluation directory.
 
 The directory is committed as a whole. Until then each result is stored as soon as it is complete (`measurements`), and
-a long search stores its partial ranking. So an interrupted evaluation continues where it stopped.
-"""
+a long search stores its partial ranking. So an interrupted evaluation continues where it stopped."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ from raytriever.models.prompts import SIDES
 from raytriever.retrieval.mining.bm25_analyzer import Analysis
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
 
-_SAME_QUERIES = "thresholds are chosen on the queries that chose the weight, so a promised share is not exact"
+_SAME_QUERIES = "weight and thresholds are chosen on the same queries, so a promised share is not exact"
 
 
 def run_evaluation(
@@ -71,8 +70,8 @@ def run_evaluation(
     """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
 
     Args:
-        output: directory of the evaluation; results of the same command are replaced.
-        fresh: replace results of another command too.
+        output: directory of the evaluation. Results of the same command there are replaced.
+        fresh: whether to replace results of another command as well.
         backend: functions that encode and search; by default they run in this process.
         report: function that draws plots and a page from the directory before it is committed.
         on_result: function that gets each model, data set and metrics as soon as they are computed.
@@ -115,20 +114,14 @@ def run_evaluation(
 
 @dataclass
 class EvaluationDirectory:
-    """Evaluation directory that is being written: it turns measurements into results and files.
+    """Evaluation directory that is being written. It converts measurements to results and files.
 
-    `run_evaluation` and MTEB's tasks use it.
-
-    Args:
-        results: results to which `add` appends rows and `finish` the tests.
-        chosen_on: split that was requested for choosing thresholds.
-        models: systems whose costs are listed, with the variants of their embeddings.
-    """
+    `run_evaluation` and MTEB's tasks use it."""
 
     folder: Path
-    results: Results
-    chosen_on: str = "dev"
-    models: Sequence[EvaluatedModel] = ()
+    results: Results  # results to fill. `add` appends the rows of a data set, and `finish` adds the tests.
+    chosen_on: str = "dev"  # split that was requested for choosing thresholds
+    models: Sequence[EvaluatedModel] = ()  # systems whose costs are listed, with the variants of their embeddings
     _values: dict[str, dict[str, dict[str, ndarray]]] = field(default_factory=dict)
 
     def add(self, measured: DatasetMeasurement, decisions: Sequence[ModelDecision] = ()) -> None:
@@ -205,7 +198,7 @@ def _evaluate_part(
         key = {
             "device": encoders.device_type,
             "system": [encoders.systems[model.name], system.digest],
-            # Digest what the encoders compute: the name of a function does not identify its content.
+            # Compute digests from what the encoders compute: the name of a function does not identify its content.
             "encoders": [encoders[one].digest(one, side) for one in encoders_of(model.system) for side in SIDES],
             "dataset": [part.dataset.digest, part.dataset.location],
         }
@@ -281,7 +274,7 @@ def _log_dataset(
     log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
     if own := sum(part.judged[source.split].count_own() for part in parts):
         line = f"{own} queries are judged relevant to the document with their own id, which is left out"
-        log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, where ids look alike by chance")
+        log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, if ids are equal by chance")
     for label, analysis in measured.bm25.items():
         if analysis["warning"]:
             log(f"{label}: {analysis['warning']}")

@@ -5,13 +5,12 @@
     vectors:FOLDER             embeddings that another program made; see `encoding.vectors_of_others`
     run:FILE                   rankings that another program made, as a TREC run
     A+B                        reciprocal rank fusion of two or more of the above
-    A+B:weighted               weighted sum of the normalized scores of two; the weight is chosen on the dev split
+    A+B:weighted               weighted sum of normalized scores of two systems; its weight is chosen on the dev split
     SYSTEM>CROSS-ENCODER@50    the best 50 (by default 100) of any of these, ordered by a cross-encoder
     NAME=SYSTEM                any of these, called NAME in tables
 
 `>` has the lowest precedence: `bm25+minilm>CROSS-ENCODER` reranks the fusion. A path that exists is an encoder, even if
-it contains `+` or `>`. This module imports nothing heavy.
-"""
+it contains `+` or `>`. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class Bm25:
 
 @dataclass(frozen=True)
 class VectorFolder:
-    """Embeddings in a folder, compared by `cosine` or `dot`. None means cosine if they have unit length, else dot."""
+    """Embeddings in a folder, compared by `cosine` or `dot`. None is cosine for embeddings of unit length, else dot."""
 
     folder: str
     similarity: str | None = None
@@ -75,7 +74,7 @@ SystemTree: TypeAlias = ModelConfig | Bm25 | VectorFolder | RunFile | Fusion | R
 
 
 def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
-    """Return the tree of a name without `NAME=`. `settings` are those of all encoders; `similarity` also applies to
+    """Return the tree of a name without `NAME=`. `settings` apply to all encoders, and their `similarity` also to
     vectors."""
     settings = settings or EncoderConfig()
     if _exists(word):
@@ -94,7 +93,7 @@ def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
     if len(names) == 1 and fused == word:
         return _parse_leaf(word, settings)
     if "" in names or len(names) < 2:
-        raise _refused(word, "fuses no two systems", "write A+B, such as bm25+minilm")
+        raise _refused(word, "names fewer than two systems", "write A+B, such as bm25+minilm")
     if fused != word and len(names) > 2:
         raise _refused(word, f"weighs {len(names)} systems", f"write A+B{WEIGHTED}")
     if repeated := next((name for name in names if names.count(name) > 1), None):
@@ -137,7 +136,7 @@ def short_text(tree: SystemTree, name_of: Callable[[str], str]) -> str:
 
 
 def describe_system(tree: SystemTree) -> Any:
-    """Return everything that decides a system's results, except the content of its files, as JSON."""
+    """Return all that a system's results depend on, except the content of its files, as JSON."""
     match tree:
         case ModelConfig():
             return tree.identity() | {"model": address_of(tree.model) or tree.model}
@@ -173,7 +172,7 @@ def check_questions(trees: Sequence[SystemTree], datasets: Sequence[str]) -> Non
     for node in (node for tree in trees for node in nodes_of(tree)):
         if datasets and isinstance(node, VectorFolder | RunFile):
             what = f"{system_text(node)} has no results for the questions of {datasets[0]}"
-            raise ConfigError(what, setting("unanswerable"), "leave them out, or measure only removed answers")
+            raise ConfigError(what, setting("unanswerable"), "leave them out, or use only 'removed'")
 
 
 def replace_nodes(tree: SystemTree, change: Callable[[SystemTree], SystemTree]) -> SystemTree:
@@ -190,7 +189,7 @@ class SystemPaths(PathKind):
     """Kind of path for `--model`: the paths in the name of a system."""
 
     def __call__(self, value: Any) -> str:
-        """Expand the paths in a name; see `PathKind`."""
+        """Expand `~` in the paths of a name; see `PathKind`."""
         if not isinstance(value, str) or not value.strip():
             return super().__call__(value)
         label, name = split_label(value)

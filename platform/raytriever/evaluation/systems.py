@@ -1,8 +1,7 @@
 """Basic systems of an evaluation: BM25, and dense retrievers with their encoders.
 
 `Encoders` loads each model once to check it, and limits the memory of the models that it keeps. `evaluation.composed`
-has the systems that combine others or read files.
-"""
+has the systems that combine others or read files."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ class Encoders:
         self._precision, self._device = precision, device
         self.backend = backend or RetrievalBackend()
         self.device_type = device.type
-        self._loaded: dict[str, TextEncoder] = {}  # the most recently used one is last
+        self._loaded: dict[str, TextEncoder] = {}  # the most recently used encoder is last
         self.systems: dict[str, dict[str, Any]] = {}
         self.cross_encoders: dict[str, CrossEncoder] = {}
         for model in models:
@@ -117,8 +116,7 @@ class Encoders:
 class DenseSystem:
     """Dense retriever on one data set: a `System`. It encodes the corpus and each query only once.
 
-    `prompts` are the prompts for the data set; None means that its name chooses them.
-    """
+    `prompts` are the prompts for the data set; None means that its name chooses them."""
 
     dataset: RetrievalDataset
     config: ModelConfig
@@ -172,7 +170,7 @@ class DenseSystem:
 def score_pairs(
     encode: Callable[[ndarray], ndarray], read: Callable[[ndarray], ndarray], queries: ndarray, documents: ndarray
 ) -> Float32[ndarray, " pairs"]:
-    """Return the score of each pair. Two functions return the embeddings of the queries and of the documents."""
+    """Return the score of each pair. The first two arguments return the embeddings of queries and of documents."""
     asked, rows = np.unique(queries, return_inverse=True)
     distinct, index = np.unique(documents, return_inverse=True)
     return pair_scores(encode(asked), read(distinct), rows, index)
@@ -180,7 +178,7 @@ def score_pairs(
 
 @dataclass(frozen=True)
 class EmbeddedSystem:
-    """`System` of given embeddings: those of the queries of a split and of all documents."""
+    """`System` that searches with embeddings in memory: of the queries of a split and of all documents."""
 
     dataset: RetrievalDataset
     positions: Int64[ndarray, " queries"]
@@ -226,7 +224,7 @@ class Bm25System:
 
     def prepare(self) -> None:
         """See `evaluate.PreparedSystem.prepare`."""
-        _ = self.index  # built here, so that the timed search excludes it
+        _ = self.index  # built here, so that the search time excludes it
 
     @property
     def digest(self) -> str:

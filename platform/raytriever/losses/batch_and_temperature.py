@@ -1,4 +1,4 @@
-"""Global batch, seen from one worker: its own queries against every distinct document of all workers.
+"""Global batch, seen from one worker: its own queries, and every distinct document of all workers.
 
 `RowRelevance` has the index lists that follow from the ids of all workers (see `batch_relevance`). `Candidates` adds
 the embeddings and the temperature. `copy_all` moves all tensors to a GPU in one copy."""
@@ -20,26 +20,20 @@ from raytriever.losses.distributed import WorkerGroup
 
 T = TypeVar("T")
 PAD = -1
-_ALIGNMENT = 16  # bytes, of the tensors within the buffer that `copy_together` copies to a GPU
+_ALIGNMENT = 16  # alignment in bytes of the tensors within the buffer that `copy_together` copies
 
 
 @dataclass(frozen=True)
 class TeacherGroup:
-    """A teacher's scores, or graded relevance from 0 to 1, of each row's own group.
+    """A teacher's scores, or graded relevance from 0 to 1, of each row's own group."""
 
-    Args:
-        columns: columns of the scored passages, `PAD` in empty slots. A row contains a column at most once.
-        scores: the teacher's scores, or the labels.
-        is_positive: True in the slots of positives of the query.
-        is_negative: True in the slots of negatives: neither positives of the row nor known positives.
-        passages: number of passages in the groups of all rows, with and without a score.
-    """
-
+    # Columns of the scored passages, `PAD` in empty slots. A row contains a column at most once.
     columns: Int64[Tensor, "rows group"]
-    scores: Float[Tensor, "rows group"]
-    is_positive: Bool[Tensor, "rows group"]
+    scores: Float[Tensor, "rows group"]  # the teacher's scores, or the labels
+    is_positive: Bool[Tensor, "rows group"]  # True in the slots of positives of the query
+    # True in the slots of negatives: neither positives of the row nor known positives.
     is_negative: Bool[Tensor, "rows group"]
-    passages: int
+    passages: int  # number of passages in the groups of all rows, with and without a score
 
     @property
     def is_scored(self) -> Bool[Tensor, "rows group"]:
@@ -55,42 +49,28 @@ class TeacherGroup:
 
 @dataclass(frozen=True)
 class RowRelevance:
-    """Index lists of one worker's rows of the score matrix.
+    """Index lists of one worker's rows of the score matrix."""
 
-    Args:
-        queries: id of each row.
-        passages: document id of each of this worker's passages, repeats included.
-        distinct: position of each candidate among the passages of all workers; None if no passage occurs twice.
-        positives: columns of each row's positives, `PAD` in empty slots. A row contains a column at most once.
-        excluded_rows: row of each pair that is not a negative (a positive or a known positive), ascending.
-        excluded_columns: column of each such pair.
-        excluded_starts: index of the first such pair of each row, then their total number; always on the CPU.
-        rows: number of rows over all workers.
-        negatives: number of negative pairs over all workers.
-        positive_pairs: number of positives of all rows over all workers.
-        seed: seed of the run.
-        step: number of the optimizer step; `rand1` samples by (seed, step, query id).
-        group: the teacher's scores of each row's own group; None without a teacher.
-        labels: graded relevance of each row's own group; None for binary relevance.
-        exchanged: the relevance of the other direction, where passages search for queries. Its rows are the first
-            positives of this worker's queries, its candidates the distinct queries of all workers. None if no loss
-            needs it.
-    """
-
-    queries: Int64[Tensor, " rows"]
-    passages: Int64[Tensor, " passages"]
+    queries: Int64[Tensor, " rows"]  # id of each row
+    passages: Int64[Tensor, " passages"]  # document id of each of this worker's passages, including repeats
+    # Position of each candidate among the passages of all workers; None if no passage occurs twice.
     distinct: Int64[Tensor, " candidates"] | None
+    # Columns of each row's positives, `PAD` in empty slots. A row contains a column at most once.
     positives: Int64[Tensor, "rows positives"]
+    # Row of each pair that is not a negative (a positive or a known positive), ascending.
     excluded_rows: Int64[Tensor, " excluded"]
-    excluded_columns: Int64[Tensor, " excluded"]
+    excluded_columns: Int64[Tensor, " excluded"]  # column of each such pair
+    # Index of the first such pair of each row, followed by their total number; always on the CPU.
     excluded_starts: Int64[ndarray, " rows+1"]
-    rows: int
-    negatives: int
-    positive_pairs: int
-    seed: int = 0
-    step: int = 0
-    group: TeacherGroup | None = None
-    labels: TeacherGroup | None = None
+    rows: int  # number of rows over all workers
+    negatives: int  # number of negative pairs over all workers
+    positive_pairs: int  # number of positives of all rows over all workers
+    seed: int = 0  # seed of the run
+    step: int = 0  # number of the optimizer step; `rand1` samples by (seed, step, query id)
+    group: TeacherGroup | None = None  # teacher scores of the group of each row; None without a teacher
+    labels: TeacherGroup | None = None  # graded relevance of each row's own group; None for binary relevance
+    # The relevance of the other direction, where passages search for queries. Its rows are the first positives of this
+    # worker's queries, its candidates the distinct queries of all workers. None if no loss needs it.
     exchanged: RowRelevance | None = None
 
     @property
@@ -105,7 +85,7 @@ class RowRelevance:
 
     @property
     def slots(self) -> Int64[Tensor, "rows positives"]:
-        """The positives' columns, with column 0 in empty slots, so that it can be used as an index."""
+        """The positives' columns, with column 0 in empty slots, so that the tensor can be used as an index."""
         return self.positives if self.is_full else self.positives.clamp(min=0)
 
     def keep(self, passages: Tensor) -> Tensor:
@@ -130,41 +110,31 @@ class RowRelevance:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Embeddings and index lists of one worker's rows of the score matrix, without the scores.
+    """Embeddings and index lists of one worker's rows of the score matrix, without the scores."""
 
-    Args:
-        queries: embedding of each row.
-        embeddings: embedding of every distinct candidate of the global batch.
-        relevance: positives of each row, and pairs that are not negatives.
-        log_temperature: log of tau.
-        largest_score: upper bound of every |score| / tau over all workers.
-        bias: bias that `bce` adds to every score, in units of tau; None without `bce`.
-    """
-
-    queries: Float[Tensor, "rows width"]
-    embeddings: Float[Tensor, "candidates width"]
-    relevance: RowRelevance
-    log_temperature: Float[Tensor, ""]
-    largest_score: float = torch.inf
-    bias: Float[Tensor, ""] | None = None
+    queries: Float[Tensor, "rows width"]  # embedding of each row
+    embeddings: Float[Tensor, "candidates width"]  # embedding of every distinct candidate of the global batch
+    relevance: RowRelevance  # positives of each row, and pairs that are not negatives
+    log_temperature: Float[Tensor, ""]  # logarithm of the temperature tau
+    largest_score: float = torch.inf  # upper bound of |score| / tau over all scores of all workers
+    bias: Float[Tensor, ""] | None = None  # bias that `bce` adds to every score, in units of tau; None without `bce`
 
     @property
     def scaled_queries(self) -> Float[Tensor, "rows width"]:
-        """Queries divided by tau. Every score of a loss is a product with these; training applies tau only here."""
+        """Queries divided by tau. Losses compute every score with them; training applies tau only here."""
         return self.queries * torch.exp(-self.log_temperature)
 
     def exchange_roles(self, workers: WorkerGroup) -> Candidates:
-        """Return the batch of the other direction, in which passages search for their queries; all workers call it.
+        """Return the batch of the other direction, in which passages search for their queries. All workers call this.
 
         The rows are the first positives of this worker's queries, the candidates the distinct queries of all workers.
-        If a passage is a positive or known positive of a query, that query is never a negative of the passage, wherever
-        both are in the batch.
-        """
+        If a passage is a positive or known positive of a query, the query is never a negative of the passage, whichever
+        workers have them."""
         relevance = self.relevance.exchanged
         assert relevance is not None
         return replace(
             self,
-            # `embedding`, not indexing: its backward pass adds in a fixed order on every device.
+            # Use `embedding`, not indexing: its backward pass adds in a fixed order on every device.
             queries=functional.embedding(first_positive(self.relevance)[:, 0], self.embeddings),
             embeddings=relevance.keep(workers.all_gather(self.queries)),
             relevance=relevance,
@@ -212,11 +182,11 @@ def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tenso
 
 
 def copy_all(transform: Callable[[Callable[[Tensor], Tensor]], T], device: torch.device) -> T:
-    """Move every tensor of an object to `device`, to a GPU in one copy, and return the object that holds them.
+    """Return an object with all its tensors on `device`. A GPU gets them in one copy.
 
     Args:
-        transform: `map` method of the object: it replaces each tensor by the result of its argument, always in the same
-            order. For a GPU it is called twice, first to collect the tensors.
+        transform: `map` method of the object. It replaces each tensor by the result of a function, always in the same
+            order. For a GPU it is called twice; the first call collects the tensors.
     """
     if device.type != "cuda":
         return transform(lambda tensor: tensor.to(device))

@@ -1,11 +1,11 @@
 """Relevance in a global batch: which candidates are positives of a query, and which are not its negatives.
 
-The relevance depends on ids only. In training the loader computes it on the CPU, ahead of the step, so no step waits
-for a GPU to read an id. A document is a positive of a query wherever it is in the batch. A document that occurs twice
-counts once, at its first position. Known positives are not negatives either. The pairs are stored in sparse lists,
-built by sorting, so nothing here has the size of the score matrix.
+The relevance depends only on ids. In training the loader computes it on the CPU before the step, so no step waits for
+a GPU to read an id. A positive document of a query is its positive anywhere in the batch. If a document occurs twice,
+only its first occurrence is a candidate. Known positives are not negatives either. The pairs are stored in sparse
+lists, built by sorting, so nothing here has the size of the score matrix.
 
-This module calls numpy rather than torch, which would give the loader's thread its own pool of threads."""
+This module uses numpy, because torch would give the loader's thread its own thread pool."""
 
 from __future__ import annotations
 
@@ -25,26 +25,20 @@ def _no_ids() -> Int64[ndarray, " 0"]:
 
 
 class NoNegativesError(LossInputError):
-    """Every pair of a query and a document of the global batch is a positive or known positive."""
+    """The global batch has no negatives: all pairs of a query and a document are positives or known positives."""
 
 
 @dataclass(frozen=True)
 class GlobalIds:
-    """Ids of the queries and passages of all workers, in the order of rank.
+    """Ids of the queries and passages of all workers, in the order of the workers' ranks."""
 
-    Args:
-        queries: one id for each query.
-        positives: document ids of each query's positives, `PAD` in empty slots.
-        passages: document id of each passage.
-        known_rows, known: further known positives, as pairs of a row of `queries` and a document id.
-        seed, step: see `RowRelevance`.
-    """
-
-    queries: Int64[ndarray, " queries"]
-    positives: Int64[ndarray, "queries positives"]
-    passages: Int64[ndarray, " passages"]
+    queries: Int64[ndarray, " queries"]  # id of each query
+    positives: Int64[ndarray, "queries positives"]  # document ids of each query's positives, `PAD` in empty slots
+    passages: Int64[ndarray, " passages"]  # document id of each passage
+    # `known_rows`, `known`: further known positives, as pairs of a row of `queries` and a document id.
     known_rows: Int64[ndarray, " known"] = field(default_factory=_no_ids)
     known: Int64[ndarray, " known"] = field(default_factory=_no_ids)
+    # `seed`, `step`: see `RowRelevance`.
     seed: int = 0
     step: int = 0
 
@@ -61,7 +55,7 @@ def find_relevance(
     symmetric: bool = False,
     labels: Scored | None = None,
 ) -> RowRelevance:
-    """Compute the relevance of one worker's rows, which are an equal share of the queries, in CPU memory.
+    """Compute the relevance of one worker's rows in CPU memory. All workers have equally many rows.
 
     Args:
         teacher: a teacher's scores; unbounded, higher is more relevant. A document that occurs twice counts once.
@@ -69,14 +63,14 @@ def find_relevance(
         labels: graded relevance, 0 to 1. Of positives without a label it is 1, of other passages 0.
 
     Raises:
-        LossInputError: an id is negative, a query has no positive, a positive is not among the passages, no pair is
-            negative, or a teacher's score is infinite. All workers raise the same error, except for the score.
+        LossInputError: an id is negative, a query has no positive, a positive is not among the passages, there are no
+            negatives, or a teacher score is infinite. All workers raise the same error, except for a teacher score.
     """
     if ids.passages.size and ids.passages.min() < 0:
         raise LossInputError(f"{ids.passages.min()} is not an id", "passages", "ids start at 0")
     lacking = (ids.positives < 0).all(1)
     if lacking.any():
-        raise LossInputError(f"query id {ids.queries[lacking][0]} has no positive", "positives", "give every query one")
+        raise LossInputError(f"query id {ids.queries[lacking][0]} has no positive", "positives", "give it a positive")
     distinct = _Distinct(ids.passages)
     columns = distinct.columns(ids.positives)
     missing = (columns == PAD) & (ids.positives != PAD)
@@ -110,7 +104,7 @@ def find_relevance(
 
 
 def mask_repeats(columns: Int64[ndarray, "rows some"]) -> Int64[ndarray, "rows some"]:
-    """Return the same columns in the same order, with every later repeat in a row replaced by `PAD`."""
+    """Return the columns with `PAD` in place of a column that occurred earlier in its row."""
     order = columns.argsort(axis=1, kind="stable")
     ordered = np.take_along_axis(columns, order, 1)
     repeats = np.zeros(columns.shape, dtype=bool)
@@ -119,7 +113,7 @@ def mask_repeats(columns: Int64[ndarray, "rows some"]) -> Int64[ndarray, "rows s
 
 
 def in_ranges(begin: Int64[ndarray, " ranges"], end: Int64[ndarray, " ranges"]) -> tuple[ndarray, ndarray]:
-    """Concatenate the ranges [begin, end): return their numbers, and the index of the range of each number."""
+    """Concatenate the ranges [begin, end). Return all their numbers, and for each number the index of its range."""
     counts = end - begin
     owner = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(owner)) + (begin - counts.cumsum() + counts)[owner], owner
@@ -137,7 +131,7 @@ class _Distinct:
         self.count, self.repeats = len(first), len(first) < len(ids)
 
     def columns(self, ids: Int64[ndarray, "*shape"]) -> Int64[ndarray, "*shape"]:
-        """Return the column of each id, `PAD` for an id that does not occur."""
+        """Return the column of each id; `PAD` for an unknown id."""
         index = np.minimum(np.searchsorted(self._ids, ids), self.count - 1)
         return np.where(self._ids[index] == ids, self._columns[index], PAD)
 
@@ -166,7 +160,7 @@ class _Pairs:
         positive_pairs: int,
         distinct: _Distinct,
     ) -> RowRelevance:
-        """Return the relevance of the rows `own`; the arrays are already restricted to them."""
+        """Return the relevance of the rows `own`. The other arguments have only these rows."""
         starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._width)
         rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._width)
         return RowRelevance(
@@ -204,10 +198,9 @@ def _group(
 
 
 def _exchange_roles(ids: GlobalIds, own: slice) -> RowRelevance:
-    """Compute the relevance of the first positives of the queries `own`, as they search for the queries of all workers.
+    """Compute the relevance of the other direction: first positives of the queries `own` search for all queries.
 
-    See `Candidates.exchange_roles`.
-    """
+    See `Candidates.exchange_roles`."""
     queries = _Distinct(ids.queries)
     owners = queries.columns(ids.queries)
     first = np.take_along_axis(ids.positives, (ids.positives != PAD).argmax(1)[:, None], 1)[:, 0]

@@ -1,4 +1,4 @@
-"""Build the loss that the settings name: a loss of the table, a loss in a user's file, or a weighted sum of these."""
+"""Build the loss that the settings name: a loss of the package, a loss in a user's file, or a weighted sum of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raytriever.losses.user_loss_file import LossFile
 
 
 def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:
-    """Return the weighted sum of losses over the same candidates. It logs each unweighted value as `loss_TITLE`."""
+    """Return the weighted sum of losses over the same candidates. Each unweighted value is logged as `loss_TITLE`."""
 
     def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
         terms = [loss(config, batch, workers) for loss in losses]
@@ -51,7 +51,7 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
 
 
 def _open(term: str, config: LossConfig) -> ScoreLoss:
-    """Return the loss of one term: from the table, or from a user's file after a test on a small random batch."""
+    """Return the loss of one term. A loss of a user's file is first tested on a small random batch."""
     own = LossFile.parse(term)
     if own is None:
         module, _, name = LOSSES[term].function.rpartition(".")

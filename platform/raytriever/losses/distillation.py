@@ -1,8 +1,7 @@
-"""Distillation losses, which learn a teacher's scores (`kl`, `margin_mse`).
+"""Distillation losses, with which the model learns a teacher's scores (`kl`, `margin_mse`).
 
 A teacher scores only the group of each query: its positives and its own hard negatives, not the in-batch negatives.
-Passages without a teacher score are left out for both teacher and student.
-"""
+Passages without a teacher score are left out of the scores of both teacher and student."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ Scores = Float64[Tensor, "rows group"]
 
 
 def by_teacher(share: Callable[[Scores, Scores, TeacherGroup, WorkerGroup], Float[Tensor, ""]]) -> ScoreLoss:
-    """Return a score loss that learns a teacher's scores. For batches without them, such as dev batches, use InfoNCE.
+    """Return a score loss for distillation. It is InfoNCE for batches without teacher scores, such as dev batches.
 
     Args:
-        share: function that returns this worker's share of the loss. Its arguments are the student's scores of each
-            row's own group in units of tau (differentiable), the teacher's scores in units of its temperature, the
+        share: function that returns this worker's share of the loss. Its arguments are the student's scores of the
+            group of each row in units of tau (differentiable), the teacher's scores in units of its temperature, the
             group, and the workers. Scores are float64, and 0 in empty slots.
     """
 
@@ -48,9 +47,8 @@ def _statistics(student: Scores, teacher: Scores, group: TeacherGroup, workers: 
     """Return two fractions over all workers, to log.
 
     `teacher_missing` is the fraction of passages without a teacher score. `teacher_agreement` is the fraction of pairs
-    within a group that student and teacher order alike, among the pairs whose teacher scores differ. Ties of the
-    student count one half. If there is no such pair, it is 0.5.
-    """
+    within a group that student and teacher order in the same way, among pairs with different teacher scores. A pair
+    with equal student scores adds one half. Without pairs, the fraction is 0.5."""
     both = group.is_scored[:, :, None] & group.is_scored[:, None, :]
     by_teacher = torch.where(both, teacher[:, :, None] - teacher[:, None, :], 0).sign()
     by_student = (student[:, :, None] - student[:, None, :]).sign()
@@ -75,13 +73,12 @@ def kl(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGro
         p_student = softmax(s / tau),  p_teacher = softmax(t / teacher_temperature)
 
     ColBERTv2 (Santhanam et al., 2022, arXiv:2112.01488, section 3.2) learns from a cross-encoder in this way.
-    RocketQAv2 (Ren et al., 2021, arXiv:2110.07367) compares the whole list of a query's passages instead of pairs.
+    RocketQAv2 (Ren et al., 2021, arXiv:2110.07367) also compares the whole list of a query's passages, not pairs.
     Hinton et al. (2015, arXiv:1503.02531) soften the distributions by a temperature. Passages of other queries are not
     used.
 
     The loss is the mean over the queries with at least two scored passages, because the distribution over a single
-    passage is constant. It is 0 if there is no such query.
-    """
+    passage is constant. It is 0 if there is no such query."""
     has_distribution = group.is_scored.sum(1) > 1
     outside = ~group.is_scored & has_distribution[:, None]
     student, teacher = (
@@ -93,14 +90,13 @@ def kl(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGro
 
 @by_teacher
 def margin_mse(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGroup) -> Float[Tensor, ""]:
-    """Return this worker's share of MarginMSE, in double precision; 0 if there is no pair.
+    """Return this worker's share of MarginMSE, in double precision. It is 0 if there is no pair.
 
         value = mean of ((s_p - s_n) / tau - (t_p - t_n) / teacher_temperature)^2 over pairs (p, n) of a query's group
 
     The student learns the teacher's margins between positives and hard negatives (Hofstätter et al., 2020,
     arXiv:2010.02666). With dot products and both temperatures 1, it is the loss of the paper. Margins of cosines are at
-    most 2, those of a teacher about 10; tau scales the student's margins to the teacher's.
-    """
+    most 2, margins of a teacher about 10; tau brings the student's margins to the scale of the teacher's."""
     difference = student - teacher
     pairs = group.is_positive[:, :, None] & group.is_negative[:, None, :]
     errors = torch.where(pairs, difference[:, :, None] - difference[:, None, :], 0).square()

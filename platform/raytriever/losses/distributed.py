@@ -2,7 +2,7 @@
 
 Gradient convention: `all_gather` is differentiable. Its backward pass is a reduce-scatter: each worker gets the summed
 gradients of its own rows. The loss of each worker is its share of the global loss times the number of workers. The
-training strategy averages gradients over the workers, so they equal those of one process with the whole batch."""
+training strategy averages gradients over the workers, so they equal the gradients of one process with all rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distrib
 class WorkerGroup:
     """Data-parallel group, seen from one worker. All workers call every collective in the same order.
 
-    With one worker, every collective is the identity. `group` is a group of torch.distributed; None for the default.
-    """
+    With one worker, every collective is the identity. `group` is a group of torch.distributed; None for the default."""
 
     def __init__(self, group: distributed.ProcessGroup | None = None, rank: int = 0, size: int = 1) -> None:
         self._group, self.rank, self.size = group, rank, size
@@ -78,8 +77,7 @@ def current_workers() -> WorkerGroup:
 def host_workers(workers: WorkerGroup) -> WorkerGroup:
     """Return a group that exchanges CPU tensors (gloo), so that no worker waits for its GPU.
 
-    All workers call it in the same order, because it may create a process group.
-    """
+    All workers must call this in the same order, because it may create a process group."""
     if workers.size == 1 or not distributed.is_initialized() or distributed.get_backend() == "gloo":
         return workers
     return _workers_of(distributed.new_group(backend="gloo"))
@@ -90,7 +88,7 @@ def _workers_of(group: distributed.ProcessGroup | None) -> WorkerGroup:
 
 
 def ensure_group(device: torch.device) -> None:
-    """Create a process group of one worker if there is none: DeepSpeed and FSDP2 need one."""
+    """Create a process group of one worker if there is none, because DeepSpeed and FSDP2 need a group."""
     if not distributed.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = distributed.HashStore()  # type: ignore[attr-defined]

@@ -5,16 +5,16 @@ With g(q, d), the guide's similarity of query q and document d, and a margin m,
     (q, d) is masked if g(q, d) > t - m |t|,   where t is the lowest g(q, p) of the positives p of q in the batch.
 
 GISTEmbed (Solatorio, 2024, arXiv:2402.16829) is the case of one positive and m = 0. The margin m is a fraction of t, as
-in `raytriever mine --relative-margin` (TopK-PercPos; NV-Retriever, 2024, arXiv:2407.15831), so it means the same for
-cosine and dot product. Because of |t|, the bound is below t for t < 0 too.
+in `raytriever mine --relative-margin` (TopK-PercPos; NV-Retriever, 2024, arXiv:2407.15831), so it is valid for cosine
+and dot product. Because of |t|, the bound is below t even if t < 0.
 
 A masked pair is left out of the loss, as if the document were a known positive of the query: it is neither a negative
-nor a positive. The document stays a negative of other queries. Where passages search for queries, the rule holds with
-the roles exchanged. A teacher's score of a masked pair is left out too.
+nor a positive. The document can still be a negative of other queries. If passages search for queries, the same rule
+applies with the roles exchanged. The teacher score of a masked pair is left out too.
 
 Each worker compares its own queries with the passages of all workers. Gathering the guide's embeddings costs half as
-much as gathering the trained ones, because no gradient returns. A masked pair takes 16 bytes. The similarities are
-computed in panels and never stored whole; the CPU waits for the GPU once for each panel."""
+much as gathering the trained ones, because no gradient returns. A masked pair needs 16 bytes. The similarities are
+computed in panels and never stored as a whole. The CPU waits for the GPU once per panel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from raytriever.losses.batch_and_temperature import PAD, Candidates, RowRelevanc
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.score_matrix import panel_height
 
-# Metrics to log: the fraction of all negatives that is masked, and the largest fraction of one query's negatives.
+# Metrics to log: the masked fraction of all negatives, and the largest masked fraction of a query's negatives.
 MASKED, MOST_MASKED = "guide_masked", "guide_most_masked"
 
 
@@ -50,7 +50,7 @@ def mask_false_negatives(
     margin: float,
     workers: WorkerGroup,
 ) -> tuple[RowRelevance, dict[str, Tensor]]:
-    """Remove likely false negatives from the relevance, with the margin m above; also return two fractions to log.
+    """Remove likely false negatives from the relevance, with the margin m. Also return two fractions to log.
 
     Raises:
         LossInputError: shapes do not agree, or an embedding of any worker is not finite.
@@ -68,7 +68,7 @@ def mask_false_negatives(
 
 
 def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRelevance, Float[Tensor, ""]]:
-    """Remove the pairs that the guide masks; also return the largest fraction of negatives masked in any row."""
+    """Remove the pairs that the guide masks. Also return the largest masked fraction of the negatives of a row."""
     relevance, candidates = batch.relevance, len(batch.embeddings)
     pairs, totals = list[Tensor](), list[Tensor]()
     groups = {name: group for name in ("group", "labels") if (group := getattr(relevance, name)) is not None}
@@ -115,7 +115,7 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
 def _above_positives(
     scores: Float[Tensor, "rows candidates"], positives: Int64[Tensor, "rows positives"], margin: float
 ) -> Bool[Tensor, "rows candidates"]:
-    """Return True where the guide scores a candidate above the bound of the row's positives."""
+    """Return True where the guide's similarity of a candidate is above the bound of the row's positives."""
     lowest = scores.gather(1, positives.clamp(min=0)).masked_fill(positives == PAD, torch.inf).amin(1)
     return scores > (lowest - margin * lowest.abs())[:, None]
 

@@ -1,4 +1,4 @@
-"""Loss module that training calls.
+"""Loss module of training.
 
 It checks the embeddings, gathers the passages of all workers, and computes the loss and the metrics to log. On request
 it adds the losses of truncated embeddings (Matryoshka) and the distribution regularizer.
@@ -15,10 +15,9 @@ The distribution regularizer keeps queries near the documents (out-of-distributi
 
     L_reg = (1/B) sum_q (1/N) sum_y ||q - y||^2,   where y runs over every distinct candidate of the global batch.
 
-Its expectation is the squared linear-kernel MMD between queries and documents plus their variances. Expanded, it needs
-two means and no score matrix: ||q||^2 + mean ||y||^2 - 2 q . mean(y), in O((B + N) d). It is computed on the full
-embedding only: a squared distance sums over the components, so it already contains the first ones.
-"""
+Its expectation is the squared linear-kernel MMD between queries and documents plus their variances. The expanded form
+||q||^2 + mean ||y||^2 - 2 q . mean(y) needs only two means, not the score matrix, and O((B + N) d) operations. It is
+computed only for the full embedding: the sum over its components contains those of truncated embeddings."""
 
 from __future__ import annotations
 
@@ -40,32 +39,27 @@ from raytriever.losses.score_matrix import ScoreLoss
 # Upper bound of the length of a normalized embedding. Rounding to bf16 can lengthen it twice: when it is normalized and
 # when it is sent to other workers.
 UNIT = 1 + 2.0**-7
-# Below this temperature, mw places its grid around the positives. The CPU then waits for the GPU anyway, so a bound
-# that is known in advance saves nothing.
+# Below this temperature, mw places its grid around the positives. Then the CPU must wait for the GPU anyway, so a bound
+# that is known in advance has no advantage.
 SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
-# Adam changes a parameter by about the learning rate in a step. At 2e-5, this unit moves the bias of `bce` by 0.02 tau.
+# Adam changes a parameter by about the learning rate in a step. At 2e-5, a step changes the bias of `bce` by 0.02 tau.
 BIAS_UNIT = 1000.0
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Loss of the global batch, and metrics to log.
+    """Loss of the global batch, and metrics to log."""
 
-    Args:
-        value: the loss, the same on every worker, differentiable.
-        statistics: scalars to log, by name, without gradient.
-    """
-
-    value: Float[Tensor, ""]
-    statistics: dict[str, Float[Tensor, ""]]
+    value: Float[Tensor, ""]  # the loss; equal on every worker, differentiable
+    statistics: dict[str, Float[Tensor, ""]]  # scalars to log, by name; without gradient
 
 
 class Loss(nn.Module):
     """Loss over the score matrix of the global batch, plus the distribution regularizer.
 
     Args:
-        scores: function that computes this worker's share of the loss from a batch; see `build_loss`.
-        unit_length: embeddings have length one, so truncated embeddings are normalized again.
+        scores: function that computes this worker's share of the loss of a batch; see `build_loss`.
+        unit_length: True if embeddings have length one. Then truncated embeddings are normalized again.
     """
 
     def __init__(
@@ -82,10 +76,10 @@ class Loss(nn.Module):
         self._squares_scores = "margin-mse" in config.terms
         is_known = unit_length and not config.learn_temperature and config.temperature >= SMALLEST_KNOWN_TEMPERATURE
         self._known_bound = UNIT**2 / config.temperature if is_known else None
-        # In double precision, so that a float64 batch uses the exact temperature.
+        # Use double precision, so that a float64 batch gets the exact temperature.
         log_temperature = torch.tensor(config.temperature, dtype=torch.float64).log()
         if config.learn_temperature:
-            # One dimension of size one: DeepSpeed cannot send a parameter without dimensions.
+            # It has one dimension of size one, because DeepSpeed cannot send a parameter without dimensions.
             self.log_temperature = nn.Parameter(log_temperature.float()[None])
         else:
             self.register_buffer("log_temperature", log_temperature, persistent=False)
@@ -95,10 +89,9 @@ class Loss(nn.Module):
     def bias_of(self, log_temperature: Float[Tensor, ""]) -> Float[Tensor, ""] | None:
         """Return the bias of `bce` in units of tau; None without `bce`.
 
-        The bias is minus the threshold, the score at which a pair is relevant with p = 1/2. The trained parameter is
+        The bias is minus the threshold: the score at which a pair has the probability 1/2. The trained parameter is
         the offset from the configured threshold, in units of `BIAS_UNIT` times the configured temperature. Its gradient
-        is divided by `BIAS_UNIT`; otherwise it would dominate the norm by which gradients are clipped.
-        """
+        is divided by `BIAS_UNIT`; otherwise it would dominate the norm by which gradients are clipped."""
         if "bce" not in self.config.terms:
             return None
         bias = self.bias.to(log_temperature).reshape(())
@@ -120,17 +113,17 @@ class Loss(nn.Module):
             passages: embeddings of this worker's passages: positives and hard negatives.
             relevance: positives of the queries, and pairs that are not negatives, on the device of the embeddings.
             workers: the data-parallel group. All workers pass equal numbers of queries and passages.
-            guide: the guide's embeddings of the same texts; required if, and only if, the settings name a guide.
+            guide: the guide's embeddings of the same texts; None if the settings name no guide.
 
         Raises:
-            LossInputError: shapes or types do not agree, an embedding is not finite, or the guide's are missing.
-                On a GPU, an embedding of length one that is not finite makes the loss NaN instead: an error would have
-                to wait for the GPU.
+            LossInputError: shapes or types do not agree, an embedding is not finite, or `guide` is missing. Embeddings
+                of length one are not checked on a GPU, because the check would wait for the GPU: the loss is NaN if one
+                is not finite.
         """
         check_batch(queries, passages, relevance)
         if (guide is None) != (self.config.guide is None):
             missing = "the embeddings of the guide are missing" if guide is None else "the settings name no guide"
-            raise LossInputError(missing, "guide", "give both or neither")
+            raise LossInputError(missing, "guide", "give both the setting and the embeddings, or neither")
         whole = queries.shape[1]
         check_widths(self._widths, whole)
         masking = dict[str, Tensor]()
@@ -139,7 +132,7 @@ class Loss(nn.Module):
         if guide is not None:
             margin = self.config.guide_margin or 0.0
             relevance, masking = mask_false_negatives(relevance, guide, margin, workers)
-        # Scores are computed in float32 or better, regardless of the encoder's precision.
+        # Scores are computed in float32 or higher precision, even if the encoder's precision is lower.
         precise = torch.promote_types(queries.dtype, torch.float32)
         log_temperature = self.log_temperature.to(queries.device, precise).reshape(())
         bias = self.bias_of(log_temperature)
@@ -155,7 +148,7 @@ class Loss(nn.Module):
             own = self._scores(self.config, part, workers)
             share = own.share
             if self._bound_without_wait(part) is not None:
-                # Nothing has checked these embeddings. NaN and infinity times 0 are NaN, so they make the loss NaN.
+                # These embeddings were not checked. If one has NaN or infinity, its product with 0 makes the loss NaN.
                 share = torch.add(share, part.queries.detach().sum() + part.embeddings.detach().sum(), alpha=0)
             values.append(sum_shares(share, workers))
             measured = {
@@ -176,18 +169,18 @@ class Loss(nn.Module):
         return LossOutput(value, statistics)
 
     def _bound_without_wait(self, batch: Candidates) -> float | None:
-        """On a GPU, return the known bound of every |score| / tau, to avoid a wait; None if it must be computed."""
+        """Return the bound of |score| / tau that is known without waiting for the GPU; None on a CPU, or if unknown."""
         return self._known_bound if batch.queries.device.type == "cuda" else None
 
     @torch.no_grad()
     def _largest_score(self, batch: Candidates, passages: Tensor, workers: WorkerGroup) -> float:
-        """Return an upper bound of every |score| / tau of the batch, by Cauchy-Schwarz; it covers truncated embeddings.
+        """Return an upper bound of |score| / tau over the batch, by Cauchy-Schwarz. It covers truncated embeddings.
 
-        This is the only point of a loss at which the CPU waits for the GPU. Embeddings of length one skip it on a GPU.
+        Only here, a loss makes the CPU wait for the GPU. On a GPU, this is not called for embeddings of length one.
 
         Raises:
             LossInputError: an embedding is not finite, or a score or squared distance may overflow in some order of
-                summation. All workers raise it.
+                summation. All workers raise the error.
         """
         both = (batch.queries, batch.embeddings)
         numbers = [torch.linalg.vector_norm(x, torch.inf).double() for x in both]
@@ -206,7 +199,7 @@ class Loss(nn.Module):
             raise LossInputError(
                 f"scores overflow: the largest components of query and passage embeddings are {largest[0]:.3g} and "
                 f"{largest[1]:.3g}, and the temperature is {temperature:.3g}",
-                remedy="check whether the encoder has diverged, or the temperature was trained to 0",
+                remedy="check whether the encoder has diverged, or whether training brought the temperature near 0",
             )
         longest = longest_query * longest_passage
         # Truncated embeddings are normalized again, so their scores can reach 1 even if `longest` is less.
@@ -222,14 +215,14 @@ def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
                 f"{int((~finite).sum())} of {len(finite)} {name} embeddings hold NaN or infinity, "
                 f"the first in row {int((~finite).nonzero()[0])}"
             )
-    return LossInputError(where, remedy="check whether the encoder has diverged or half precision overflows")
+    return LossInputError(where, remedy="check whether the encoder has diverged, or whether half precision overflows")
 
 
 # ---------------------------------------------------------------------------------------------------- nested embeddings
 
 
 def check_widths(widths: tuple[int, ...], whole: int) -> None:
-    """Raise `ConfigError` if a nested dimension exceeds the full dimension; `widths` has the largest first."""
+    """Raise `ConfigError` if a nested dimension exceeds the full dimension. The largest of `widths` is the first."""
     if widths and widths[0] > whole:
         raise ConfigError(
             f"asks for {widths[0]} components, but embeddings have {whole}",
@@ -239,7 +232,7 @@ def check_widths(widths: tuple[int, ...], whole: int) -> None:
 
 
 def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candidates:
-    """Truncate the embeddings of a batch to their first `width` components; differentiable."""
+    """Truncate the embeddings of a batch to their first `width` components, differentiably."""
     queries, embeddings = (
         functional.normalize(x[:, :width], dim=-1) if unit_length else x[:, :width].contiguous()
         for x in (batch.queries, batch.embeddings)
@@ -267,8 +260,7 @@ def sum_shares(share: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, 
     """Return the sum of all workers' shares. Its gradient is `workers.size` times that of this worker's share.
 
     Data parallelism averages the gradients over the workers, which divides by `workers.size` again. So parameters get
-    the gradient of the sum.
-    """
+    the gradient of the sum."""
     if workers.size == 1:
         return share
     scaled = share * workers.size
@@ -277,9 +269,9 @@ def sum_shares(share: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
 #
-# The AUC is computed here for losses that do not compute it themselves. Only the positives, which are few, are sorted;
-# each negative is then located among them. A large batch is sampled at evenly spaced queries to bound the cost; the
-# sample is the same with any number of workers. The drift of queries is measured as a distance, and as the squared
+# The AUC is computed here for losses that do not compute it themselves. Only the positives, which are few, are sorted.
+# Then each negative is located among them. To limit the cost, a large batch is sampled at evenly spaced queries. The
+# sample is the same for any number of workers. The drift of queries is measured as a distance, and as the squared
 # maximum mean discrepancy of a linear kernel (out-of-distribution paper, section 2 and Eq. 2).
 
 QUERIES = 32
@@ -287,13 +279,13 @@ QUERIES = 32
 
 @torch.no_grad()
 def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES) -> Float[Tensor, ""]:
-    """Compute the AUC over all pairs of the global batch. Equal scores count one half.
+    """Compute the AUC over all pairs of the global batch. A pair of equal scores adds one half.
 
     Args:
-        most: a larger batch is sampled at about this many evenly spaced queries.
+        most: largest number of queries. A larger batch is sampled at about this many evenly spaced queries.
 
     Returns:
-        The fraction of pairs in the right order, 0 to 1, the same on every worker. NaN if no sampled query has a
+        The fraction of pairs in the right order, 0 to 1, equal on every worker. It is NaN if no sampled query has a
         negative.
     """
     relevance, count = candidates.relevance, len(candidates.queries)
@@ -313,7 +305,7 @@ def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES)
     sent[: own.numel()] = own.flatten()
     gathered = workers.all_gather(sent)
     positives = gathered.nan_to_num(nan=torch.inf).sort().values
-    # A pair is lost if the negative is above the positive, and half lost if they are equal.
+    # A pair counts as lost if the negative is above the positive, and as half lost if their scores are equal.
     lost = torch.searchsorted(positives, scores) + torch.searchsorted(positives, scores, right=True)
     is_negative = is_negative[: len(queries)]
     sums = torch.stack([(lost * is_negative).sum(dtype=torch.float64) / 2, is_negative.sum(dtype=torch.float64)])
@@ -334,7 +326,7 @@ def query_positive_distance(candidates: Candidates, workers: WorkerGroup) -> Flo
 
 @torch.no_grad()
 def query_positive_mmd(candidates: Candidates, workers: WorkerGroup) -> Float[Tensor, ""]:
-    """Compute ||mean query - mean positive||^2 over the global batch; each positive of a query counts once."""
+    """Compute ||mean query - mean positive||^2 over the global batch. The second mean is over all positives."""
     relevance = candidates.relevance
     apart = candidates.queries.sum(0, dtype=torch.float64) / relevance.rows
     for positives, is_used in _positives(candidates):
@@ -344,7 +336,7 @@ def query_positive_mmd(candidates: Candidates, workers: WorkerGroup) -> Float[Te
 
 
 def _positives(candidates: Candidates) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield, for each slot, the embeddings of all rows' positives, and a mask of filled slots (None if all are)."""
+    """Yield, for each slot, the positives' embeddings of all rows, and a mask of filled slots (None: all filled)."""
     relevance = candidates.relevance
     masks = [None] * relevance.slots.shape[1] if relevance.is_full else relevance.is_positive.T
     for columns, is_used in zip(relevance.slots.T, masks, strict=True):

@@ -1,7 +1,6 @@
 """Settings of the loss, their readers and their checks.
 
-This module imports nothing heavy, because the command line reads it for `--help`.
-"""
+This module imports quickly, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from raytriever.losses.user_loss_file import PATTERN, LossFile
 
 
 def read_widths(value: Any) -> str:
-    """Normalize a list of embedding dimensions: separated by commas, the largest first; "" stays "".
+    """Normalize a list of embedding dimensions, separated by commas, to descending order. "" is an empty list.
 
     Raises:
-        ValueError: `value` contains anything else.
+        ValueError: `value` is no such list.
     """
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     names = [name.strip() for name in text.split(",")] if text else []
@@ -30,7 +29,7 @@ def read_widths(value: Any) -> str:
     widths = [int(name) for name in names]
     falling = sorted(set(widths), reverse=True)
     if widths not in (falling, falling[::-1]):
-        raise ValueError(f"give each once, in order: {','.join(map(str, falling))}")
+        raise ValueError(f"give each dimension once, in this order: {','.join(map(str, falling))}")
     return ",".join(map(str, falling))
 
 
@@ -38,7 +37,7 @@ def read_weights(value: Any) -> str:
     """Normalize a list of weights of losses, separated by commas.
 
     Raises:
-        ValueError: `value` contains anything else, a number below 0, or no number above 0.
+        ValueError: `value` is no such list, has a number below 0, or has no number above 0.
     """
     listed = value if isinstance(value, list | tuple) else str(value).split(",")
     try:
@@ -51,7 +50,7 @@ def read_weights(value: Any) -> str:
 
 
 def terms_of(loss: str) -> tuple[str, ...]:
-    """Split a sum of losses, such as `mw+infonce`, into its terms. Plus signs inside a path separate nothing."""
+    """Split a sum of losses, such as `mw+infonce`, into its terms. A plus sign inside a path is no separator."""
     for plus in re.finditer(r"\+", loss):
         first = loss[: plus.start()]
         if first in LOSS_NAMES or LossFile.parse(first):
@@ -175,15 +174,14 @@ class LossConfig:
 
     @property
     def symmetric(self) -> bool:
-        """True if the loss also scores in the other direction, where passages search for queries."""
+        """True if the loss also uses the other direction, where passages search for queries."""
         return any(term in LOSSES and LOSSES[term].symmetric for term in self.terms)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Dimensions of the nested (Matryoshka) embeddings, the largest first.
 
-        The loss always includes the full embedding, even if its dimension is not listed here.
-        """
+        The loss always includes the full embedding, even if its dimension is not listed here."""
         return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
 
     def pinned(self) -> LossConfig:
@@ -204,7 +202,7 @@ def check_loss(config: LossConfig) -> None:
                 f"unknown loss {term!r} in {config.loss!r}", setting("loss"), did_you_mean(term, LOSS_NAMES)
             )
         if config.titles.count(title) > 1:
-            raise ConfigError(f"{title!r} is twice in {config.loss!r}", setting("loss"), "give each loss once")
+            raise ConfigError(f"{config.loss!r} has {title!r} twice", setting("loss"), "give each loss once")
     if config.loss_weights is not None:
         given, terms = len(config.weights), len(config.terms)
         if terms == 1:
@@ -215,7 +213,7 @@ def check_loss(config: LossConfig) -> None:
             )
         if given != terms:
             raise ConfigError(
-                f"has {given} weights, and {config.title} has {terms} losses", setting("loss_weights"), "give one each"
+                f"has {given} weights, but {config.title} has {terms} losses", setting("loss_weights"), "give one each"
             )
     for own in config.files:
         own.arguments()

@@ -1,9 +1,8 @@
-"""Table of all losses by name. Each entry has the loss's module, its needs and its paper.
+"""Table of all losses by name. An entry has the function of the loss, its requirements and its paper.
 
 CONTRIBUTING.md shows how to add a loss.
 
-This module imports nothing heavy, because the command line reads the names for `--help`.
-"""
+This module imports quickly, because the command line reads the names for `--help`."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """Paper that defines a loss; `arxiv` is its arXiv number, or empty if it has none."""
+    """Paper that defines a loss. `arxiv` is its arXiv number; empty if it has none."""
 
     title: str
     authors: str
@@ -26,19 +25,12 @@ class Paper:
 
 @dataclass(frozen=True)
 class LossEntry:
-    """Entry of the table of losses.
+    """Entry of the table of losses."""
 
-    Args:
-        function: `MODULE.NAME` of a `RowLoss` or `ScoreLoss` in this package; imported on first use.
-        paper: the paper that defines the loss.
-        has_teacher: the loss distills a teacher's scores of each query's own group.
-        symmetric: the loss also scores in the other direction, where passages search for queries.
-    """
-
-    function: str
-    paper: Paper
-    has_teacher: bool = False
-    symmetric: bool = False
+    function: str  # `MODULE.NAME` of a `RowLoss` or `ScoreLoss` in this package. It is imported on first use.
+    paper: Paper  # the paper that defines the loss
+    has_teacher: bool = False  # True if the loss distills teacher scores of each query's group
+    symmetric: bool = False  # True if the loss also uses the other direction, where passages search for queries
 
 
 _MW = Paper("Optimizing What Matters: {AUC}-Driven Learning for Robust Neural Retrieval", "Anonymous")

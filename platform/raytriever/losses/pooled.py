@@ -4,10 +4,9 @@ Both compare scores of different queries, as `mw` does, and both take graded rel
 that of the data, otherwise 1 for a positive and 0 for a negative. The labeled pairs are few (`labeled_pairs`); all
 others have label 0 and are read once, panel by panel:
 
-1. `cosent` is one log-sum-exp over the negatives of the whole batch. It subtracts the highest score so far. If a panel
-   raises that score, the derivatives of earlier panels are rescaled, as in an online softmax.
-2. `bce` is a sum over pairs. Its derivative by the bias is the sum of its derivatives by the scores.
-"""
+1. `cosent` is one log-sum-exp over the negatives of the whole batch. The highest score so far is subtracted. If a panel
+   has a higher score, the derivatives of earlier panels are rescaled, as in an online softmax.
+2. `bce` is a sum over pairs. Its derivative by the bias is the sum of its derivatives by the scores."""
 
 from __future__ import annotations
 
@@ -22,15 +21,14 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.row_losses import BLOCK_SCORES, write_positives
 from raytriever.losses.score_matrix import LossShare, Panel, Reduction, reduce_scores
 
-# From here on softplus(x) equals x, in double precision too.
+# From this x on, softplus(x) equals x, even in double precision.
 LINEAR_FROM = 40.0
 
 
 def labeled_pairs(batch: Candidates) -> tuple[Int64[Tensor, "rows pairs"], Float[Tensor, "rows pairs"]]:
     """Return the columns of each row's positives and graded passages, `PAD` in empty slots, and the labels, 0 to 1.
 
-    A positive without a grade has label 1. Labels of empty slots may be NaN.
-    """
+    A positive without a grade has label 1. Labels of empty slots may be NaN."""
     columns, group = batch.relevance.positives, batch.relevance.labels
     ones = torch.ones_like(columns, dtype=batch.queries.dtype)
     if group is None:
@@ -69,8 +67,7 @@ class CosentReduction(_PooledReduction):
 
     With binary relevance it is softplus(LSE(n) + LSE(-p)). The unlabeled negatives enter as their log-sum-exp, like one
     score of label 0. The labeled scores of all workers are sorted by label; cumulative log-sum-exps from both ends then
-    give the value and all derivatives. The batch has one value, of which each worker's share is an equal part.
-    """
+    give the value and all derivatives. The batch has one value. Each worker's share is an equal part of it."""
 
     def __init__(self, candidates: Candidates, workers: WorkerGroup) -> None:
         super().__init__(candidates)
@@ -79,7 +76,7 @@ class CosentReduction(_PooledReduction):
         self._peak, self._mass = like.new_full((), -torch.inf), like.new_zeros((), dtype=torch.float64)
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's negatives to the sum, and write exp(n - peak) for each; `finish` scales these."""
+        """Add the panel's negatives to the sum, and write exp(n - peak) for each. `finish` scales these values."""
         self._scores.append(self._take_labeled(panel))
         peak = torch.maximum(self._peak, panel.scores.max())
         # A guide may have masked every negative.
@@ -118,7 +115,7 @@ class CosentReduction(_PooledReduction):
 
 
 def bce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
-    """Compute the binary cross-entropy of every pair of the batch: is the document relevant to the query?"""
+    """Compute the binary cross-entropy over all pairs of the batch, for the relevance of the document to the query."""
     assert batch.bias is not None
     reduction = BceReduction(batch, config.positive_weight)
     reduced = reduce_scores(reduction, batch, config.loss_precision)
@@ -147,7 +144,7 @@ class BceReduction(_PooledReduction):
         self.by_bias = candidates.queries.new_zeros((), dtype=torch.float64)
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's pairs, and write the derivatives by their scores; `finish` divides these by the queries."""
+        """Add the panel's pairs, and write the derivatives by their scores. `finish` scales these derivatives."""
         is_pair, labels = self._is_pair[panel.rows], self._labels[panel.rows]
         labeled = self._take_labeled(panel).add_(self._bias)
         of_one, of_zero = labels * _softplus(-labeled), (1 - labels) * _softplus(labeled)

@@ -1,14 +1,13 @@
-"""Losses by row: the mean over queries of a small function of a query's positives and negatives.
+"""Losses by row: means over queries of a small function of a query's positives and negatives.
 
-The function gets small tensors: the positives' scores, and one number that summarizes the negatives. Autograd
-differentiates it. `RowReduction` does the rest, for a panel of whole rows i with negatives N_i:
+The function gets small tensors: the scores of the positives, and one number per query that summarizes the negatives.
+Autograd differentiates it. `RowReduction` does the rest, for a panel of whole rows i with negatives N_i:
 
     statistic_i = LSE (or max) over N_i of s / tau
     value       = mean over rows of f(statistic_i, positives_i)
     d value / d n = f'_statistic softmax_{N_i}(n)        (for max: only at the first maximum)
 
-The equations are those of the multi-positive paper.
-"""
+The equations are those of the multi-positive paper."""
 
 from __future__ import annotations
 
@@ -40,24 +39,21 @@ def all_positives(relevance: RowRelevance) -> Int64[Tensor, "rows positives"]:
 class RowLoss:
     """Definition of a loss that is a mean over queries.
 
-    A loss with hyperparameters is a function that returns this definition for a `LossConfig`; see `by_row`.
+    A loss with hyperparameters is a function that returns this definition for a `LossConfig`; see `by_row`."""
 
-    Args:
-        negatives: reduction of a query's negatives to one number, -inf for a query without negatives.
-        value: function that returns the loss of each query [rows]. Its arguments are the reduced negatives [rows], the
-            positives' scores [rows, positives], and True in the slots that hold a positive [rows, positives]. Scores
-            are in units of the temperature.
-        positives: function that selects the columns of the positives that the loss compares. The other positives are
-            not negatives either.
-    """
-
+    # How the negatives of a query are reduced to one number. A query without negatives gets -inf.
     negatives: Literal["logsumexp", "maximum"]
+    # Function that returns the loss of each query [rows]. Its arguments are the reduced negatives [rows], the
+    # positives' scores [rows, positives], and True in the slots that hold a positive [rows, positives]. Scores are in
+    # units of the temperature.
     value: RowValue
+    # Function that returns the columns of the positives that the loss uses. The other positives of a query are not its
+    # negatives either.
     positives: Callable[[RowRelevance], Tensor] = all_positives
 
 
 def softplus(difference: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-    """Return log(1 + exp(difference)), exact at both ends (PyTorch's softplus is linear from 20)."""
+    """Return log(1 + exp(difference)), accurate for small and large values (PyTorch's softplus is linear above 20)."""
     return torch.logaddexp(difference, torch.zeros_like(difference))
 
 
@@ -67,8 +63,7 @@ def softplus(difference: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
 def infonce(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """InfoNCE, or SingleLH: the first positive against its negatives (Eq. 3-4 and 8).
 
-    LSE({s+} u N_i) - s+ = log(1 + sum_{n in N_i} exp(n - s+))
-    """
+    LSE({s+} u N_i) - s+ = log(1 + sum_{n in N_i} exp(n - s+))"""
     return softplus(negatives - positives[:, 0])
 
 
@@ -78,11 +73,10 @@ INFONCE = RowLoss("logsumexp", infonce, first_positive)
 def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
     """JointLH: every positive must be likely (Eq. 6; its gradient pulls each probability to 1/|P_i|, Eq. 10).
 
-    LSE(P_i u N_i) - mean of P_i = a + softplus(LSE(N_i) - mean of P_i - a),  a = LSE(P_i) - mean of P_i
-    """
+    LSE(P_i u N_i) - mean of P_i = a + softplus(LSE(N_i) - mean of P_i - a),  a = LSE(P_i) - mean of P_i"""
     mean = positives.masked_fill(~is_positive, 0).sum(1) / is_positive.sum(1)
     own = (positives - mean[:, None]).masked_fill(~is_positive, -torch.inf).logsumexp(1)
-    # Computed as the difference of two large numbers, a small loss would lose its digits.
+    # The difference of two large numbers would make a small loss inaccurate.
     return own + softplus(negatives - mean - own)
 
 
@@ -90,10 +84,9 @@ JOINT = RowLoss("logsumexp", joint)
 
 
 def summarg(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
-    """SumMargLH: the positives together must be likely (Eq. 7; the best one leads, Eq. 11).
+    """SumMargLH: the positives together must be likely (Eq. 7; the best positive has most weight, Eq. 11).
 
-    LSE(P_i u N_i) - LSE(P_i) = softplus(LSE(N_i) - LSE(P_i))
-    """
+    LSE(P_i u N_i) - LSE(P_i) = softplus(LSE(N_i) - LSE(P_i))"""
     return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).logsumexp(1))
 
 
@@ -101,10 +94,9 @@ SUMMARG = RowLoss("logsumexp", summarg)
 
 
 def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
-    """LSEPair: every positive should score above every negative (Eq. 9; low positives weigh most, Eq. 12).
+    """LSEPair: every positive should score above every negative (Eq. 9; low positives have most weight, Eq. 12).
 
-    log(1 + sum_{p in P_i} sum_{n in N_i} exp(n - p)) = softplus(LSE(N_i) + LSE(-P_i)), so no P x N table is built.
-    """
+    log(1 + sum_{p in P_i} sum_{n in N_i} exp(n - p)) = softplus(LSE(N_i) + LSE(-P_i)), so no P x N table is built."""
     return softplus(negatives + (-positives).masked_fill(~is_positive, -torch.inf).logsumexp(1))
 
 
@@ -135,9 +127,8 @@ _FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
     """Sample one positive of each query uniformly, again in every step: Rand1LH (Eq. 5).
 
-    The sample is a function of (seed, step, query id) only. It does not depend on the number of workers, on the
-    position of the query in the batch, or on earlier samples.
-    """
+    The sample is a function of (seed, step, query id). It does not depend on the number of workers, on the position
+    of the query in the batch, or on earlier samples."""
     columns, is_positive, queries = relevance.positives, relevance.is_positive, relevance.queries
     state = torch.full_like(queries, relevance.seed)
     for word in (torch.full_like(queries, relevance.step), queries):
@@ -150,14 +141,14 @@ def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
 
 
 def _mix(state: Int64[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
-    """Apply the finalizer of SplitMix64. Int64 products wrap around, as it needs."""
+    """Apply the finalizer of SplitMix64. It needs products that wrap around, as int64 products do."""
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         state = (state ^ _shift_right(state, shift)) * factor
     return state ^ _shift_right(state, 31)
 
 
 def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows"]:
-    # PyTorch's shift of an int64 keeps the sign; the mask makes it the shift of an unsigned number.
+    # PyTorch's right shift of an int64 repeats the sign bit. The mask makes it a shift of an unsigned number.
     return (state >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -168,7 +159,7 @@ RAND1 = RowLoss("logsumexp", infonce, draw_positive)
 
 
 def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
-    """Return the score loss of a row loss, or of a function that returns a row loss for the settings."""
+    """Return the score loss for a row loss, or for a function that returns a row loss for the settings."""
 
     def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
@@ -190,10 +181,9 @@ def write_positives(
     columns: Int64[Tensor, "rows positives"],
     by_positive: Float[Tensor, "rows positives"],
 ) -> None:
-    """Write the derivatives with respect to the positives' scores to their columns; `PAD` marks an empty slot.
+    """Write the derivatives with respect to the positives' scores to their columns. `PAD` marks an empty slot.
 
-    An empty slot writes the first positive of its row again. To skip it, the CPU would have to wait for the GPU.
-    """
+    For an empty slot, the first positive of its row is written again: to skip it, the CPU would wait for the GPU."""
     is_positive = columns != PAD
     first = is_positive.int().argmax(1, keepdim=True)
     slots = torch.where(is_positive, torch.arange(columns.shape[1], device=columns.device), first)
@@ -230,7 +220,7 @@ class RowReduction(Reduction):
             write_positives(panel.derivatives, columns, by_positive)
         else:
             rows = torch.arange(panel.rows.start, panel.rows.stop, device=columns.device)
-            # The derivative of an empty slot is 0, so its column may be any.
+            # The derivative of an empty slot is 0, so any column is valid for it.
             every_row = rows[:, None].expand_as(columns).flatten()
             by_slot = by_positive.masked_fill(~is_positive, 0).flatten()
             self.sparse.append((every_row, columns.clamp(min=0).flatten(), by_slot))
@@ -249,8 +239,8 @@ class RowReduction(Reduction):
 # -------------------------------------------------------------------------------------------------------------- triplet
 
 
-# Scores of a block. On a CPU, a block and its two workspaces fit into the last-level cache. With smaller blocks,
-# starting threads takes most of the time.
+# Number of scores of a block. On a CPU, a block and its two workspaces fit into the last-level cache. With smaller
+# blocks, starting threads takes most of the time.
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
@@ -266,9 +256,8 @@ class TripletReduction(Reduction):
 
         value = mean over P_i x N_i of max(0, margin - s+ + s-);  0 for a query without negatives
 
-    Each positive reads the panel once, in blocks that stay in the CPU's cache. So the cost is linear in the number of
-    scores, and each further positive adds a few percent. Scores are not divided by a temperature.
-    """
+    The panel is read once for each positive slot, in blocks that stay in the CPU's cache. So the cost is linear in the
+    number of scores, and each further positive adds a few percent. Scores are not divided by a temperature."""
 
     def __init__(self, columns: Int64[Tensor, "rows positives"], margin: float, rows: int) -> None:
         super().__init__()
@@ -278,7 +267,7 @@ class TripletReduction(Reduction):
         """Add the panel's rows to the value, and write the derivatives of its scores."""
         columns = self._columns[panel.rows]
         is_positive = columns != PAD
-        # An empty slot has an infinite bar, which no score exceeds.
+        # The bound of an empty slot is infinite, so no score exceeds it.
         bars = (panel.scores.gather(1, columns.clamp(min=0)) - self._margin).masked_fill(~is_positive, torch.inf)
         panel.exclude(-torch.inf)
         excluded = torch.zeros(len(columns), dtype=torch.int64, device=columns.device)
@@ -296,6 +285,6 @@ class TripletReduction(Reduction):
                 torch.sum(over, 1, out=sums[block, slot])
                 torch.sum(over.sign_(), 1, out=exceeded[block, slot])
                 counts += over
-            torch.mul(counts, weight[block, None], out=panel.derivatives[block])  # which may be the scores
+            torch.mul(counts, weight[block, None], out=panel.derivatives[block])  # may overwrite the scores
         self.values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
         write_positives(panel.derivatives, columns, -(exceeded * weight[:, None]))

@@ -1,19 +1,19 @@
-"""Score matrix of a loss. It is never stored whole: one pass computes it in panels of rows.
+"""Score matrix of a loss. It is never stored as a whole: one pass computes it in panels of rows.
 
 For each panel of whole rows:
 1. scores = Q C^T is written into one reused buffer. Q are `Candidates.scaled_queries`, already divided by tau.
 2. The loss adds the panel to its sums and writes dL/dscore, into the same buffer if the types agree.
 3. dQ = dS C and dC += dS^T Q accumulate the gradients.
 
-`Products` computes the three matrix products. Their operands may be rounded to bf16, derivatives included; sums and
-scores are float32. The loss is then exactly that of the rounded embeddings, and its gradient passes through the
-rounding (straight-through).
+`Products` computes the three matrix products. Their operands, including derivatives, may be rounded to bf16; sums and
+scores are float32. Then the loss is exactly the loss of the rounded embeddings, and its gradient ignores the rounding
+(straight-through estimator).
 
-Gradients are ready when forward ends, as in a fused linear cross-entropy; backward only scales them. Memory is
-O((B + N) d) and one panel. A small batch is a single panel, the whole matrix.
+When forward ends, the gradients are ready, as in a fused linear cross-entropy. Backward only scales them. Memory is
+O((B + N) d) plus one panel. For a small batch, a single panel is the whole matrix.
 
-The size of the buffer depends on the kind of device only, never on its free memory. Otherwise, sums over panels would
-round differently when a run is repeated."""
+The size of the buffer depends only on the kind of device, never on its free memory. Otherwise, sums over panels would
+be rounded differently when a run is repeated."""
 
 from __future__ import annotations
 
@@ -40,30 +40,23 @@ GPU_TILE = 128
 def add_rows(
     total: Float[Tensor, "rows width"], rows: Int64[Tensor, " some"], values: Float[Tensor, "some width"]
 ) -> Float[Tensor, "rows width"]:
-    """Add each value to its row of `total`, in the same order in every run, and return `total`."""
+    """Add each value to its row of `total`, in an order that is the same in every run. Return `total`."""
     if total.device.type == "cpu":
         return total.index_add_(0, rows, values)
-    # On a GPU, `index_add_` adds in no fixed order, while `index_put_` sorts first. On a CPU it is the other way round.
+    # On a GPU, only `index_put_` has a fixed order, because it sorts first. On a CPU, only `index_add_` has one.
     return total.index_put_((rows,), values, accumulate=True)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Consecutive rows of the score matrix.
+    """Consecutive rows of the score matrix."""
 
-    Args:
-        rows: the slice of this worker's rows.
-        queries: query embeddings of the rows, in the precision of the products.
-        scores: scores of the rows; the loss may overwrite them.
-        derivatives: buffer for the derivative by each score; it is `scores` itself, or a bf16 tensor on a GPU.
-        excluded: (rows within the panel, columns) of the pairs that are not negatives.
-    """
-
-    rows: slice
-    queries: Float[Tensor, "rows width"]
-    scores: Float[Tensor, "rows candidates"]
+    rows: slice  # slice of this worker's rows
+    queries: Float[Tensor, "rows width"]  # query embeddings of the rows, in the precision of the products
+    scores: Float[Tensor, "rows candidates"]  # scores of the rows. The loss may overwrite them.
+    # Buffer for the derivative by each score. It is the tensor `scores`, or a bf16 tensor on a GPU.
     derivatives: Float[Tensor, "rows candidates"]
-    excluded: tuple[Tensor, Tensor]
+    excluded: tuple[Tensor, Tensor]  # (rows within the panel, columns) of the pairs that are not negatives
 
     def exclude(self, score: float) -> None:
         """Overwrite the score of every pair that is not a negative."""
@@ -88,10 +81,10 @@ class Products:
         self._rounds = precision == "bf16" and like.dtype == torch.float32
         self.operand_dtype = torch.bfloat16 if self._rounds and self._on_gpu else like.dtype
         if self.operand_dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise LossInputError("this GPU does not multiply bf16", setting("loss_precision"), "give fp32")
+            raise LossInputError("this GPU cannot multiply bf16", setting("loss_precision"), "give fp32")
 
     def operand(self, values: Tensor) -> Tensor:
-        """Return a matrix as an operand: rounded to bf16 if that was chosen."""
+        """Return a matrix as an operand: rounded to bf16 if this is the precision."""
         return values.bfloat16().to(self.operand_dtype) if self._rounds else values
 
     def write(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -108,7 +101,7 @@ class Products:
 
     @contextmanager
     def as_chosen(self) -> Iterator[None]:
-        """Set PyTorch's float32 matmul precision on a GPU, TF32 only if it was chosen, and restore it afterwards."""
+        """On a GPU, let PyTorch use TF32 for float32 matmuls only if it was chosen. Restore its setting at the end."""
         before = torch.get_float32_matmul_precision()
         try:
             if self._on_gpu:
@@ -120,7 +113,7 @@ class Products:
 
 
 def panel_height(rows: int, row_bytes: int, device: str) -> int:
-    """Return the height of the panels of a number of rows on a type of device; `row_bytes` is the size of a row."""
+    """Return the height of panels for a number of rows on a type of device. `row_bytes` is the size of a row."""
     most = max(1, (GPU_PANEL_BYTES if device == "cuda" else PANEL_BYTES) // row_bytes)
     if device != "cuda" or most < GPU_TILE:
         return min(rows, most)
@@ -134,7 +127,7 @@ def score_panels(
     candidates: Candidates,
     products: Products,
 ) -> Iterator[Panel]:
-    """Yield the panels of a worker's rows. The next panel overwrites the scores of the last one."""
+    """Yield the panels of a worker's rows. Each panel overwrites the scores of the panel before it."""
     relevance, starts = candidates.relevance, candidates.relevance.excluded_starts
     dtype, columns = candidates.queries.dtype, len(embeddings)
     height = panel_height(len(queries), columns * dtype.itemsize, queries.device.type)
@@ -158,12 +151,12 @@ class Reduction:
     """Loss of one batch that reads the score matrix in panels.
 
     Attributes:
-        dense: the reduction writes a derivative by every score of a panel.
+        dense: True if the reduction writes a derivative by every score of a panel.
         sparse: further derivatives, as (rows, columns, derivatives); complete after `finish`.
         statistics: values to log, by name; complete after `finish`.
-        values: what each panel adds to this worker's share of the loss, in double precision.
-        factor: number that rescales derivatives, as in an online softmax; None for no rescaling. After each `reduce` it
-            multiplies the derivatives of all earlier panels; after `finish` it multiplies those of all panels.
+        values: for each panel, its part of this worker's share of the loss, in double precision.
+        factor: number that rescales derivatives, as in an online softmax; None for no rescaling. After each `reduce`,
+            the derivatives of all earlier panels are multiplied by it; after `finish`, those of all panels.
     """
 
     dense = True
@@ -175,7 +168,7 @@ class Reduction:
         self.values: list[Tensor] = []
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Prepare for the first panel; the arguments are the operands of all panels."""
+        """Prepare for the first panel. The arguments are the operands of all panels."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
         """Add a panel to this worker's share, and write the derivatives by its scores if `differentiate`."""
@@ -188,7 +181,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class LossShare:
-    """One worker's share of the loss, which is the sum of all shares, and statistics to log."""
+    """One worker's share of the loss, and statistics to log. The loss is the sum of all workers' shares."""
 
     share: Float[Tensor, ""]
     statistics: dict[str, Tensor]
@@ -224,7 +217,7 @@ class _ReduceScores(torch.autograd.Function):
         with torch.autocast(queries.device.type, enabled=False), products.as_chosen():
             rows, documents = products.operand(queries), products.operand(embeddings)
             reduction.start(rows, documents)
-            # The first dense panel writes its products instead of adding them, so nothing has to be zeroed before.
+            # The first dense panel overwrites the buffer with its products, so the buffer need not be zeroed before.
             make = torch.empty_like if reduction.dense else torch.zeros_like
             by_query, by_embedding = (make(x) if differentiate else x.new_empty(0) for x in (queries, embeddings))
             for panel in score_panels(rows, documents, candidates, products):

@@ -3,9 +3,9 @@
     def squared_hinge(scores, positives, negatives): ...     # [B, C], [B, C], [B, C] -> []
 
 Each worker gathers the embeddings of all workers, computes the whole matrix, and returns an equal share of the value.
-So any function of the matrix has the gradients of one process, also with gradient caching and hard negatives. The price
-is the memory of the matrix and of autograd's saved tensors, and every worker repeats the work. A loss by row
-(`RowLoss`) avoids both."""
+So the gradients equal those of a single process for any function of the matrix, also with gradient caching and hard
+negatives. The cost is the memory of the matrix and of autograd's saved tensors, and that every worker does the same
+work. A loss by row (`RowLoss`) avoids both."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from raytriever.losses.row_losses import RowLoss, by_row
 from raytriever.losses.score_matrix import LossShare, ScoreLoss
 from raytriever.losses.user_loss_file import SETTINGS, LossFile, errors_of
 
-# Score, in units of tau, of pairs that are neither positive nor negative, for a function without the argument
-# `negatives`. Its exp, sigmoid, softplus and hinge are 0, and unlike with -inf, sums and gradients stay finite.
+# Score, in units of tau, of pairs that are neither positive nor negative, if a function has no argument `negatives`.
+# Its exp, sigmoid, softplus and hinge are 0. Unlike -inf, it keeps sums and gradients finite.
 NEITHER = -1e4
 
 
@@ -53,7 +53,7 @@ def load_own_loss(own: LossFile) -> ScoreLoss:
 
 
 def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callable[[LossConfig], RowLoss]:
-    """Wrap a user's function that returns a `RowLoss` for the settings: report its errors as errors of the file."""
+    """Wrap a user's function that returns a `RowLoss` for the settings, so that its errors name the file."""
 
     def make(config: LossConfig) -> RowLoss:
         with errors_of(own.file):
@@ -68,7 +68,7 @@ def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callab
 
 
 def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[str, ...]) -> ScoreLoss:
-    """Return the score loss of a user's function of the score matrix; `arguments` are the names of its arguments."""
+    """Return the score loss for a user's function of the score matrix. `arguments` are the names of its arguments."""
 
     def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
         given = _arguments(batch, workers, arguments)
@@ -93,8 +93,7 @@ def _arguments(
 ) -> dict[str, Tensor]:
     """Return the arguments that a user's function asks for, computed from the global batch.
 
-    All workers call this function, and get the same values.
-    """
+    All workers call this function, and get the same values."""
     device, relevance = batch.queries.device, batch.relevance
     rows, columns = len(batch.queries), len(batch.embeddings)
     positives = torch.zeros(rows, columns, dtype=torch.uint8, device=device)  # some backends cannot gather booleans
@@ -118,7 +117,7 @@ def _arguments(
     if "passage_ids" in names:
         values["passage_ids"] = relevance.keep(workers.all_gather(relevance.passages))
     if "teacher_scores" in names:
-        # NaN where there is no score: in dev batches, and for the passages of other queries' groups.
+        # Entries without a teacher score are NaN: in dev batches, and for passages of the groups of other queries.
         taught, group = scores.new_full((rows, columns), torch.nan), relevance.group
         if group is not None:
             of_row, slots = group.is_scored.nonzero(as_tuple=True)
@@ -148,7 +147,7 @@ def probe(loss: Loss, own: LossFile) -> None:
             f"returns {float(value.detach())} for a batch of 4 queries and 10 passages", where, "return a number"
         )
     if not value.requires_grad:
-        raise ConfigError("has no gradient", where, "compute the value from 'scores' by differentiable functions")
+        raise ConfigError("has no gradient", where, "compute the value from 'scores' with differentiable functions")
     with errors_of(own.file):
         gradients = torch.autograd.grad(value, embeddings, allow_unused=True)
     if any(gradient is None or not torch.isfinite(gradient).all() for gradient in gradients):

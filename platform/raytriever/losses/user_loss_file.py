@@ -1,7 +1,7 @@
-"""Loss in a user's file, `FILE.py:NAME`, pinned to the content of the file.
+"""Loss in a user's file, `FILE.py:NAME`, fixed to the present content of the file by a digest.
 
 A run stores `FILE.py:NAME@DIGEST`. Its workers, and a call that resumes it, refuse a file with another digest. The
-command line reads this module, so it imports nothing heavy."""
+command line reads this module, so it imports quickly."""
 
 from __future__ import annotations
 
@@ -28,22 +28,16 @@ from raytriever.core.reading.regular_files import irregular
 PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
 # Arguments that a user's function may have. Any other argument needs a default.
 ARGUMENTS = ("scores", "positives", "negatives", "query_ids", "passage_ids", "teacher_scores", "temperature")
-SETTINGS = ("config",)  # arguments of a function that makes a loss by row
+SETTINGS = ("config",)  # arguments of a function that returns a loss by row
 
 
 @dataclass(frozen=True)
 class LossFile:
-    """Reference to a loss in a file.
+    """Reference to a loss in a file."""
 
-    Args:
-        file: path of the Python file.
-        name: name of the function, or of the loss by row, in the file.
-        digest: first 16 hexadecimal digits of the SHA-256 of the file; empty if any content is accepted.
-    """
-
-    file: Path
-    name: str
-    digest: str = ""
+    file: Path  # path of the Python file
+    name: str  # name of the function, or of the loss by row, in the file
+    digest: str = ""  # first 16 hexadecimal digits of the SHA-256 of the file; empty if any content is accepted
 
     @classmethod
     def parse(cls, loss: str) -> LossFile | None:
@@ -77,10 +71,10 @@ class LossFile:
             raise ConfigError("is not UTF-8", setting("loss", self.file), "save it as UTF-8") from error
         if self.digest and _digest(text) != self.digest:
             raise ConfigError(
-                f"has changed on {socket.gethostname()}: its SHA-256 begins with {_digest(text)}, that of the run's "
-                f"file with {self.digest}",
+                f"has changed on {socket.gethostname()}: its SHA-256 begins with {_digest(text)}, but in the run "
+                f"it began with {self.digest}",
                 setting("loss", self.file),
-                "restore the file, which the run directory holds too, or begin another run",
+                "restore the file from the run directory, or start another run",
             )
         return text
 
@@ -88,8 +82,8 @@ class LossFile:
         """Execute the file once for its content, and return the object that it defines under the name.
 
         Raises:
-            ConfigError: see `read`; or the code of the file fails (the error names its line), or does not define the
-                name.
+            ConfigError: see `read`; the code of the file fails (the error names its line); or the code does not define
+                the name.
         """
         defined = vars(_run(self.file, self.read()))
         if self.name not in defined:
@@ -113,9 +107,9 @@ class LossFile:
             return required
         if unknown := [name for name in required if name not in ARGUMENTS]:
             raise ConfigError(
-                f"asks for {', '.join(unknown)}, which raytriever does not pass to a loss",
+                f"has the argument {', '.join(unknown)}, which raytriever does not pass to a loss",
                 where,
-                f"ask for {', '.join(ARGUMENTS)}, or give the argument a default",
+                f"use only {', '.join(ARGUMENTS)}, or give the argument a default",
             )
         if not {"scores", "positives"} <= {*parameters} or any(
             x.kind is x.POSITIONAL_ONLY for x in parameters.values()
@@ -128,11 +122,11 @@ class LossFile:
 
 @lru_cache(maxsize=8)
 def _run(file: Path, text: str) -> ModuleType:
-    """Execute a file as a module. It can import the files next to it, as a script can."""
+    """Execute a file as a module. Like a script, it can import the files next to it."""
     module = ModuleType(f"raytriever_own_loss_{file.stem}")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # `dataclass` looks up the module here
-    # Tracebacks then show the lines that were executed, even if the file changes later.
+    sys.modules[module.__name__] = module  # `dataclass` looks up the module in `sys.modules`
+    # With this, tracebacks show the executed lines, even if the file changes later.
     linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
     folder = str(file.absolute().parent)
     sys.path.insert(0, folder)
@@ -151,7 +145,7 @@ def errors_of(file: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # every error of the user's code is the user's
+    except Exception as error:  # every error of the user's code is a user error
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
         lines += [error.lineno] if isinstance(error, SyntaxError) else []
         where = setting("loss", f"{file}:{lines[-1]}") if lines else setting("loss", file)
@@ -160,11 +154,11 @@ def errors_of(file: Path) -> Iterator[None]:
 
 
 def loss_setting(loss: str | Callable[..., Any]) -> str:
-    """Return the setting for a loss: a text unchanged, a function of a module as `FILE.py:NAME`.
+    """Return the setting for a loss. A text is returned unchanged; for a function, return `FILE.py:NAME`.
 
     Raises:
         ConfigError: the function is not at the top level of an imported file. A function of a notebook or of the main
-            script has no file that a worker can import and a digest can pin.
+            script has no file that workers can import and that a digest can identify.
     """
     if isinstance(loss, str):
         return loss
@@ -176,7 +170,7 @@ def loss_setting(loss: str | Callable[..., Any]) -> str:
         raise ConfigError(
             f"{loss.__qualname__} is not a function of an imported file",
             setting("loss"),
-            "write it into a file (in a notebook by `%%writefile my_losses.py`), and give 'my_losses.py:NAME'",
+            "write it into a file (in a notebook with `%%writefile my_losses.py`), and give 'my_losses.py:NAME'",
         )
     return f"{file}:{name}"
 

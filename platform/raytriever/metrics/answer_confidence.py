@@ -1,14 +1,13 @@
-"""Confidences: how sure a ranking is that its best document is relevant. Higher is more confident.
+"""Confidences: scores for the claim that the best document of a ranking is relevant. Higher is more confident.
 
-- `score`: the highest score, s_1. It is the only one whose threshold means the same for all queries by design.
+- `score`: the highest score, s_1. Only its threshold has the same meaning for all queries by design.
 - `entropy`: the negative entropy of a softmax over the ranked scores of the query, divided by a temperature.
-- `combined`: a logistic model of both, of the margin s_1 - s_2, and of BM25's results for the same query. These are
-  BM25's score of the best document, this score divided by BM25's highest score, BM25's margin, and whether both rank
-  the same document first.
+- `combined`: a logistic model of both, of the margin s_1 - s_2, and of BM25's results for the same query. These results
+  are BM25's score of the best document, this score divided by BM25's highest score, BM25's margin, and whether both
+  rankings have the same first document.
 
-`score` is not fitted. The temperature of `entropy` is the median spread of the scores of some questions, without their
-judgements. `combined` is fitted to the right and wrong answers of some questions.
-"""
+`score` is not fitted. The temperature of `entropy` is the median spread of the scores of some questions; it needs no
+judgements. `combined` is fitted to the right and wrong answers of some questions."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from raytriever.metrics.metric_inputs import MetricInputError
 from raytriever.metrics.selective_retrieval import area_under_risk_coverage
 
 NAMES = SCORE, ENTROPY, COMBINED = ("score", "entropy", "combined")
-# Maximum number of ranked scores that are read. The next 80 change no area under the risk-coverage curve by more than
-# 0.002.
+# Maximum number of ranked scores that are read. The next 80 scores change the area under the risk-coverage curve by at
+# most 0.002.
 DEPTH = 20
-# Temperature of the softmax, in standard deviations of the ranked scores of a query (their median over queries).
+# Temperature of the softmax. Its unit is the median over queries of the standard deviation of a query's ranked scores.
 _TEMPERATURE = 0.5
 FOLDS = 10
 # Strength of the penalty on the squared weights of standardized features.
@@ -39,8 +38,8 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
     """Compute the confidences that depend only on a query's ranked scores: `score` and `entropy`.
 
     Args:
-        scores: ranked scores, the highest first, at least two columns. Missing scores are NaN at the end: BM25 does not
-            rank documents without a term of the query, which score 0.
+        scores: ranked scores, the highest first, at least two columns. Missing scores at the end are NaN: BM25 does not
+            rank documents that have no term of the query. Their score is 0.
         temperature: unit of the scores in the softmax, above 0.
     """
     filled = np.nan_to_num(scores.astype(np.float64), nan=0.0)
@@ -54,7 +53,7 @@ def combined_features(
 ) -> Float64[ndarray, "questions features"]:
     """Return the features of `combined`, in the order of `FEATURES`. Raise `MetricInputError` if BM25 was not asked."""
     if questions.bm25 is None or questions.agrees is None:
-        raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
+        raise MetricInputError("the scores of BM25 are missing", COMBINED, "give them")
     scores = questions.scores[:, :depth]
     ranked = confidences(scores, temperature)
     highest, second, of_best = questions.bm25.astype(np.float64).T
@@ -77,21 +76,15 @@ FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best do
 
 @dataclass(frozen=True)
 class RankedQuestions:
-    """Ranked scores of questions, and what is known about their best documents.
+    """Ranked scores of questions, and what is known about their best documents."""
 
-    Args:
-        scores: ranked scores, the highest first, NaN if there is no document.
-        relevant: whether the documents at the first ranks are relevant; at least one column.
-        kinds: kind of each question without an answer in the corpus; empty for a question that has one.
-        bm25: highest and second highest score of BM25, and its score of the best document; None without BM25.
-        agrees: whether BM25 has the same best document; None without BM25.
-    """
-
-    scores: Float[ndarray, "questions depth"]
+    scores: Float[ndarray, "questions depth"]  # ranked scores, the highest first; NaN if there is no document
+    # Whether the documents at the first ranks are relevant; at least one column.
     relevant: Bool[ndarray, "questions ranks"]
-    kinds: ndarray
+    kinds: ndarray  # for each question without an answer in the corpus, its kind; empty for a question with an answer
+    # Highest and second highest score of BM25, and its score of the best document; None without BM25.
     bm25: Float[ndarray, "questions 3"] | None = None
-    agrees: Bool[ndarray, " questions"] | None = None
+    agrees: Bool[ndarray, " questions"] | None = None  # whether BM25 ranks the same document first; None without BM25
 
     def __len__(self) -> int:
         return len(self.relevant)
@@ -121,21 +114,13 @@ class RankedQuestions:
 
 @dataclass(frozen=True)
 class Confidence:
-    """Confidence of a query, computed from its ranked scores.
+    """Confidence of a query, computed from its ranked scores."""
 
-    Args:
-        name: `combined`, or a name of `confidences`.
-        depth: number of ranked scores that it reads.
-        temperature: unit of the scores in the softmax.
-        weights: weights of `FEATURES`; empty if it is not `combined`.
-        intercept: added to the weighted sum, which is then the log-odds that the best document is relevant.
-    """
-
-    name: str
-    depth: int
-    temperature: float
-    weights: tuple[float, ...] = ()
-    intercept: float = 0.0
+    name: str  # `combined`, or a name of `confidences`
+    depth: int  # number of ranked scores that are read
+    temperature: float  # unit of the scores in the softmax
+    weights: tuple[float, ...] = ()  # weights of `FEATURES`; empty unless the confidence is `combined`
+    intercept: float = 0.0  # added to the weighted sum, which is then the log-odds that the best document is relevant
 
     def __post_init__(self) -> None:
         expected = len(FEATURES) if self.name == COMBINED else 0
@@ -143,11 +128,11 @@ class Confidence:
         if self.name not in NAMES or len(self.weights) != expected or not np.isfinite(numbers).all():
             raise MetricInputError(f"{self.name!r} has {len(self.weights)} weights", "confidence", "fit it again")
         if self.temperature <= 0 or self.depth < 2:
-            raise MetricInputError("a temperature or a depth is too low", "confidence", "fit it again")
+            raise MetricInputError("its temperature or its depth is too low", "confidence", "fit it again")
 
     @property
     def reads_bm25(self) -> bool:
-        """True if scores of BM25 are needed too."""
+        """True if scores of BM25 are also needed."""
         return self.name == COMBINED
 
     def of(self, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
@@ -162,7 +147,7 @@ class Confidence:
 
 
 def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
-    """Fit a confidence: the temperature of its softmax, from the scores only, and for `combined` also the weights. The
+    """Fit a confidence. Its temperature depends only on the scores. For `combined`, also fit the weights. The
     weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w²."""
     if name not in NAMES:
         raise MetricInputError(f"{name!r} is unknown", "confidence", f"give one of {', '.join(NAMES)}")
@@ -177,12 +162,12 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
 
 
 def folds_of(count: int) -> Int64[ndarray, " questions"]:
-    """Return the fold of each of some questions, after a fixed shuffle."""
+    """Return the cross-validation fold of each question, after a fixed shuffle."""
     return np.random.default_rng(0).permutation(count) % FOLDS
 
 
 def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
-    """Return the confidence of each question. Weights, if it has any, are fitted on the folds without the question."""
+    """Return the confidence of each question. Weights, if there are any, are fitted without its fold."""
     if name != COMBINED:
         return fit_confidence(name, questions).of(questions)
     fold, values = folds_of(len(questions)), np.empty(len(questions))
@@ -198,11 +183,11 @@ def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestio
 
 
 def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " features"], float]:
-    """Fit a penalized logistic regression; return the weights of the unstandardized features, and the intercept."""
+    """Fit a penalized logistic regression. Return the weights of the unstandardized features, and the intercept."""
     middle, spread = features.mean(axis=0), features.std(axis=0)
     spread[spread == 0] = 1.0
     inputs, targets = np.c_[(features - middle) / spread, np.ones(len(features))], np.asarray(right, np.float64)
-    # Half an answer of each kind is added, because the intercept is infinite if all answers are right or all are wrong.
+    # Add half a right and half a wrong answer: without both kinds, the intercept would be infinite.
     share = (targets.sum() + 0.5) / (len(targets) + 1)
     start = np.append(np.zeros(features.shape[1]), np.log(share / (1 - share)))
     if targets.min() == targets.max():

@@ -1,23 +1,22 @@
-"""Decision to answer: a question's best document is shown if its confidence reaches a threshold; else nothing is shown.
+"""Decision to answer: the best document of a question is shown only if its confidence reaches a threshold.
 
-A threshold is chosen on some questions for a target value, and checked on others. Both kinds of questions count: those
-that have an answer in the corpus, and those that have none, whose best document is never right.
+A threshold is chosen on some questions for a target value, and checked on others. Some of the questions have an answer
+in the corpus. The others have none, so their best document is never right.
 
 `wrong_answers` and `missed` give a guarantee for the next question by conformal risk control (Angelopoulos et al., ICLR
-2024). A threshold from n questions keeps the expected loss of the next question at most alpha. This holds for any
+2024). With a threshold from n questions, the expected loss of the next question is at most alpha. This is true for any
 distribution if all n + 1 questions are exchangeable, such as n + 1 random questions of the same users. The expectation
-is over all n + 1: one set of n questions may give a threshold that is too low, and another one that is too high.
+is over all n + 1 questions: the threshold of one set of n questions may be too low, that of another set too high.
 
     threshold = inf { t : (n R(t) + 1) / (n + 1) <= alpha },   R(t) = mean loss of the n questions at threshold t
 
-The loss is 0 or 1, and does not rise with the threshold (or, for `missed_threshold`, does not fall). The guarantee
-applies to the whole procedure: if no threshold meets it, nothing is shown (or everything, for `missed_threshold`).
+The loss is 0 or 1. It does not rise with the threshold (for `missed_threshold`, it does not fall). The guarantee is for
+the whole procedure: if no threshold is good enough, nothing is shown (everything, for `missed_threshold`).
 
-The confidence of a question must not depend on the n questions, so these must not decide which confidence is used. The
+The confidence of a question must not depend on the n questions, so they must not be used to choose the confidence. The
 guarantee is exact for `score`. The temperature of `entropy` is a median over the n questions, which one more question
-hardly moves. `combined` is fitted to their right answers by cross-fitting, and has no guarantee.
-docs/explanation/intervals.md has simulations.
-"""
+hardly changes. `combined` is fitted to their right answers by cross-fitting, so it has no guarantee.
+docs/explanation/intervals.md has simulations."""
 
 from __future__ import annotations
 
@@ -42,38 +41,30 @@ from raytriever.metrics.metric_inputs import MetricInputError, scores_of
 
 AnswerAim = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
 CONFORMAL: tuple[AnswerAim, ...] = ("wrong_answers", "missed")
-# A precision needs at least so many shown answers, because a single right answer would reach any precision. Wilson's
-# interval of 27 of 30 is 0.74 to 0.97. With fewer than 60 questions, half of them are enough.
+# Smallest number of shown answers for a target precision: a single right answer would reach any precision. Wilson's
+# interval for 27 of 30 is 0.74 to 0.97. With fewer than 60 questions, half of the questions are enough.
 FEWEST_ANSWERED = 30
-# For 50 questions, Wilson's interval of a precision of 0.9 is 0.79 to 0.96. If one of two splits has fewer, the
-# questions of both choose the threshold and check it, if there are at least 20.
+# For 50 questions, Wilson's interval of a precision of 0.9 is 0.79 to 0.96. If one of two splits has fewer questions,
+# the threshold is chosen and checked on all questions of both splits, if there are at least 20.
 FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
-# A model of seven parameters gives intervals that are too narrow if it is fitted to fewer answers.
+# `combined` is a model of seven parameters. If it is fitted to fewer answers, the intervals are too narrow.
 FEWEST_OF_COMBINED = 30
-# If a threshold is checked on the questions that chose it, the interval must hold at all thresholds at once. In 95 % of
-# samples of n questions, a share differs by at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), but by at most
-# 0.98 / sqrt(n) at a given one. So the interval is the one for (0.98 / 1.36)² = 0.52 times as many questions.
+# If a threshold is checked on the questions that chose it, the interval must be valid for all thresholds at once. In
+# 95 % of samples of n questions, the error of a share is at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), but at
+# most 0.98 / sqrt(n) at one fixed threshold. So the interval is that of (0.98 / 1.36)² = 0.52 times as many questions.
 WORTH = 0.5
 _CONFORMAL = "conformal threshold"
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and the value that it achieves on the questions or pairs that chose it.
+    """Threshold, and the value that it achieves on the questions or pairs that chose it."""
 
-    Args:
-        aim: metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`.
-        wanted: target value of the metric, above 0 and at most 1; None for the highest value.
-        score: lowest confidence or score that is accepted; infinite if the target is out of reach.
-        reached: whether a threshold with the target value exists.
-        value: value of the metric at the threshold; if the target is out of reach, the best possible value.
-    """
-
-    aim: str
-    wanted: float | None
-    score: float
-    reached: bool
-    value: float
+    aim: str  # metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`
+    wanted: float | None  # target value of the metric, above 0 and at most 1; None for the highest value
+    score: float  # lowest confidence or score that is accepted; infinite if the target is out of reach
+    reached: bool  # whether a threshold with the target value exists
+    value: float  # value of the metric at the threshold; if the target is out of reach, the best possible value
 
 
 def choose_answer_threshold(
@@ -89,27 +80,27 @@ def choose_answer_threshold(
         f1(t) = 2 right(t) / (shown(t) + questions with an answer)
         wrong_answers(t) = (shown(t) - right(t)) / questions,   missed(t) = 1 - answered(t)
 
-    shown(t) are the questions whose confidence is at least t, and right(t) those of them whose best document is
-    relevant. Equal confidences count together. Raise `MetricInputError` if the target is out of range, or no question
-    has an answer.
+    shown(t) is the number of questions whose confidence is at least t. right(t) is the number of these questions whose
+    best document is relevant. Questions with equal confidence are shown together. Raise `MetricInputError` if the
+    target is out of range, or no question has an answer.
 
     - `top_precision`: the lowest threshold that reaches the target with at least 30 shown answers (with fewer than 60
       questions, half of them). A higher threshold may have a lower precision.
     - `answered`: the highest threshold that reaches the target.
     - `f1`: the highest threshold with the highest F1.
-    - `wrong_answers`, `missed`: the threshold that keeps the loss of later questions at most the target; see above.
+    - `wrong_answers`, `missed`: the threshold for which the expected loss of later questions is at most the target.
 
     Args:
         confidence: confidence of the ranking of each question; -inf if there is no document.
         right: whether the best document is relevant.
         answerable: whether the corpus has an answer; at least one question must have one.
-        wanted: target, above 0 and at most 1, below 1 for the last two; None for `f1`.
+        wanted: target, above 0 and at most 1; below 1 for `wrong_answers` and `missed`; None for `f1`.
     """
     if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
         raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a share above 0 and at most 1")
     with_answer = int(answerable.sum())
     if not with_answer:
-        raise MetricInputError("no question has an answer", "threshold", "give some that have one")
+        raise MetricInputError("no question has an answer", "threshold", "give questions with an answer")
     scores = np.unique(confidence[np.isfinite(confidence)])
     shown, right_shown, of_answerable = (
         kept.sum() - np.searchsorted(np.sort(confidence[kept]), scores)
@@ -137,7 +128,7 @@ def choose_answer_threshold(
 def find_threshold(
     aim: str, wanted: float | None, scores: Float64[ndarray, " scores"], values: ndarray, *, lowest: bool
 ) -> Threshold:
-    """Return the lowest or highest of ascending scores whose value is at least the target; a value may be NaN."""
+    """Return the lowest or highest of ascending scores whose value is at least the target. Values may be NaN."""
     best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
     enough = np.flatnonzero(values >= (best if wanted is None else wanted))
     if not len(enough) or best == 0:
@@ -153,24 +144,17 @@ def fewest_answers(questions: int) -> int:
 
 @dataclass(frozen=True)
 class AnswersAchieved:
-    """Proportions that a threshold achieves on some questions.
+    """Proportions that a threshold achieves on some questions."""
 
-    Args:
-        answered: among questions with an answer, those for which a document is shown.
-        top_precision: among questions for which a document is shown, those whose document is relevant.
-        wrong: among all questions, those for which a document is shown that is not relevant.
-        f1: twice the questions with a relevant shown document, by the shown questions plus those with an answer.
-        unanswerable: for each kind of questions without an answer, those for which a document is shown.
-    """
-
-    answered: Proportion
-    top_precision: Proportion
-    wrong: Proportion
-    f1: Proportion
+    answered: Proportion  # share of the questions with an answer for which a document is shown
+    top_precision: Proportion  # share of the questions with a shown document whose document is relevant
+    wrong: Proportion  # share of all questions for which a document is shown that is not relevant
+    f1: Proportion  # 2 * questions with a relevant shown document / (questions with a shown document + with an answer)
+    # For each kind of questions without an answer, share for which a document is shown.
     unanswerable: dict[str, Proportion]
 
     def of(self, aim: str) -> Proportion:
-        """Return the proportion of an aim."""
+        """Return the proportion that belongs to an aim."""
         of_shown = {"top_precision": self.top_precision, "wrong_answers": self.wrong, "f1": self.f1}
         return (of_shown | {"answered": self.answered, "missed": self.answered.rest})[aim]
 
@@ -181,7 +165,7 @@ def achieve_answers(
     """Compute the proportions of questions whose best document is shown.
 
     Args:
-        worth: factor on the number of questions for the intervals; below 1 if the questions chose the threshold.
+        worth: factor for the number of questions, for wider intervals; below 1 if the questions chose the threshold.
     """
     right, answerable = shown & questions.right, questions.answerable
 
@@ -203,22 +187,19 @@ def achieve_answers(
 
 @dataclass(frozen=True)
 class AnswerDecision:
-    """Decision of a model whether to answer the questions of a data set, and what it achieves.
-
-    Args:
-        thresholds: threshold of each aim, and what it achieves on the checked questions; None if out of reach.
-        chosen: questions that chose the thresholds, with their confidence; that of `combined` is out of fold.
-        checked: questions that checked the thresholds, with their confidence; with few questions, `chosen` itself.
-    """
+    """Decision of a model whether to answer the questions of a data set, and what it achieves."""
 
     confidence: Confidence
+    # Threshold of each aim, and what it achieves on the checking questions; None if out of reach.
     thresholds: list[tuple[Threshold, AnswersAchieved | None]]
+    # Questions that chose the thresholds, and their confidences; those of `combined` are out-of-fold.
     chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
+    # Questions that checked the thresholds, and their confidences; the object `chosen` if they are few.
     checked: tuple[RankedQuestions, Float64[ndarray, " questions"]]
 
     @property
     def is_checked_apart(self) -> bool:
-        """True if thresholds were checked on questions other than those that chose them."""
+        """True if thresholds were checked on other questions than those that chose them."""
         return self.checked is not self.chosen
 
 
@@ -230,15 +211,15 @@ def decide(
 ) -> AnswerDecision:
     """Fit a confidence and choose thresholds on one split, and check them on the other.
 
-    If a split has fewer than 50 questions, all questions of both splits choose and check the thresholds. The
-    proportions are then a little too good, and their intervals are those of half as many questions. Raise
+    If a split has fewer than 50 questions, all questions of both splits choose and check the thresholds. Then the
+    proportions are a little too good, and the intervals are those of half as many questions. Raise
     `MetricInputError` if both splits together have fewer than 20 questions (`combined`: 30), or no question has an
     answer.
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.
         aims: metrics with targets, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
-        confidence: one of `answer_confidence.NAMES`. Choosing the best one on the same questions breaks the guarantees.
+        confidence: one of `answer_confidence.NAMES`. If it is chosen on the same questions, there is no guarantee.
     """
     is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
     every = choosing if is_split or choosing is checking else choosing.joined(checking)
@@ -257,12 +238,12 @@ def decide(
 
 
 def has_two_splits(choosing: int, checking: int) -> bool:
-    """Return whether both splits have enough questions, so that one chooses thresholds and the other checks them."""
+    """Return whether both splits have enough questions: one for choosing thresholds, the other for checking them."""
     return min(choosing, checking) >= FEWEST_QUESTIONS
 
 
 def check_enough(questions: int, confidence: str) -> None:
-    """Raise `MetricInputError` if the questions of all splits are too few for a threshold of a confidence."""
+    """Raise `MetricInputError` if all splits together have too few questions for a threshold of a confidence."""
     fewest = FEWEST_OF_COMBINED if confidence == COMBINED else FEWEST_IN_ALL
     if questions < fewest:
         remedy = f"a threshold of {confidence} needs {fewest} questions"
@@ -282,7 +263,7 @@ def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:
 
 
 def fewest_questions(alpha: float) -> int:
-    """Return the smallest number of questions with which a risk of `alpha`, above 0 and below 1, can be kept."""
+    """Return the smallest number of questions with which a risk of at most `alpha` (above 0, below 1) is possible."""
     if not 0 < alpha < 1:
         raise MetricInputError(f"the share is {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
     return int(np.ceil(1 / alpha - 1 - 1e-9))
@@ -299,8 +280,8 @@ def wrong_answers_threshold(
         alpha: share of all questions, above 0 and below 1.
 
     Returns:
-        The threshold; None if there are too few questions, or if every confidence is too low. Then only showing nothing
-        keeps the guarantee.
+        The threshold. None if there are too few questions, or if every confidence is too low. Then the guarantee is
+        kept only if nothing is shown.
     """
     confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
     is_found = np.isfinite(confidence)
@@ -315,15 +296,15 @@ def wrong_answers_threshold(
 
 
 def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> float | None:
-    """Choose the highest threshold at which a further question with an answer is shown none, with probability at most
-    alpha.
+    """Choose the highest threshold at which a further question with an answer gets no document with probability at
+    most alpha.
 
     Args:
-        confidence: confidence of questions that have an answer; -inf without a document, as it is always missed.
+        confidence: confidence of questions with an answer; -inf without a document: such questions are always missed.
         alpha: share of such questions, above 0 and below 1.
 
     Returns:
-        The threshold, a confidence that occurs; None if the questions are too few, or too many have no document.
+        The threshold, which is one of the confidences. None if the questions are too few, or too many have no document.
     """
     confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
     allowed = _allowed(alpha, len(confidence))
@@ -332,7 +313,7 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
 
 
 def _allowed(alpha: float, questions: int) -> int:
-    """Return how many of the questions may have a loss of 1; -1 if they are too few for alpha."""
+    """Return how many of the questions may have a loss of 1. Return -1 if there are too few questions for alpha."""
     if questions < fewest_questions(alpha):
         return -1
     return int(np.floor(alpha * (questions + 1) + 1e-9)) - 1

@@ -1,8 +1,7 @@
 """Area under the ROC curve (of pools and of each query), its confidence interval and pseudo-values, and ROC curves.
 
-The AUC is the exact Mann-Whitney U statistic with ties by mid-rank. Intervals and pseudo-values treat the scores of one
-query as a cluster (Obuchowski, 1997).
-"""
+The AUC is the exact Mann-Whitney U statistic; ties get mid-ranks. Intervals and pseudo-values treat the scores of one
+query as a cluster (Obuchowski, 1997)."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from scipy.special import expit, logit, stdtrit
 
 from raytriever.metrics.metric_inputs import MetricInputError, check_confidence, check_queries, scores_of
 
-# Twice the number of pairs must fit in 64 bits.
+# Limit of the number of pairs: twice this number must fit in 64 bits.
 MOST_PAIRS = 2**63
-# With fewer misordered clusters, the interval may contain the true AUC less often than it claims, or be far too wide.
+# With fewer misordered clusters, the interval may contain the true AUC less often than its confidence, or be too wide.
 FEW_MISORDERED = 10
 
 
 def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> float:
-    """Compute the area under the ROC curve of pooled scores: the exact Mann-Whitney U statistic, ties by mid-rank.
+    """Compute the area under the ROC curve of pooled scores: the exact Mann-Whitney U statistic, mid-ranks for ties.
 
         AUC = (1 / |P||N|) Σ_{p in P} Σ_{n in N} ([p > n] + [p = n] / 2)
 
     It is the probability that a random positive of the pool scores higher than a random negative, regardless of their
-    queries (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
-    pools are sorted and merged, and pairs are counted in integers.
+    queries (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). It depends only on the order of the
+    scores. Both pools are sorted and merged, and pairs are counted in integers.
 
     Args:
         positives: scores of relevant pairs, `[positives]`, of any range and order; infinities are allowed.
@@ -52,7 +51,7 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
 
 
 def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray]:
-    """Return both pools ascending and of one type; raises `MetricInputError` if there are too many pairs to count."""
+    """Return both pools in ascending order, with the same type. Raise `MetricInputError` for too many pairs."""
     above, below = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
     if len(above) * len(below) >= MOST_PAIRS:
         what = f"{len(above)} x {len(below)} scores"
@@ -63,7 +62,7 @@ def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray
 
 @numba.njit(cache=True)
 def doubled_placements(scores, others):  # type: ignore[no-untyped-def]
-    """Return twice the number of `others` below each score plus the number of equal ones; both are ascending."""
+    """Return, for each score, twice the number of `others` below it plus the number of equal ones. Both ascend."""
     counts = np.empty(len(scores), np.int64)
     below = not_above = 0
     for index, score in enumerate(scores):
@@ -87,9 +86,9 @@ def auc_per_query(
 
         AUC_q = (1 / |P_q||N_q|) Σ_{p in P_q} Σ_{n in N_q} ([p > n] + [p = n] / 2)
 
-    It does not depend on whether scores of different queries are comparable. Together with the pooled AUC it shows the
-    cause of a low value. If this AUC is high and the pooled one is low, every ranking is good, but the level of the
-    scores differs between queries (Optimizing What Matters, section 3: contrastive losses ignore such shifts).
+    Scores of different queries need not be comparable. If this AUC is high but the pooled AUC is low, every ranking is
+    good, but the level of the scores differs between queries (Optimizing What Matters, section 3: contrastive losses
+    ignore such shifts).
 
     Args:
         positives, negatives: scores in any order; infinities are allowed.
@@ -104,7 +103,7 @@ def auc_per_query(
 
 
 def _by_query(scores: ndarray, queries: ndarray, query_count: int, where: str) -> tuple[ndarray, ndarray]:
-    """Return scores as float64, query by query, and the index of each query's first score."""
+    """Return scores as float64, sorted by query, and the index of each query's first score."""
     scores = scores_of(scores, where).astype(np.float64)
     check_queries(queries, scores, where, query_count)
     if (queries[1:] < queries[:-1]).any():
@@ -128,30 +127,27 @@ def _auc_of_each(positives, positive_starts, negatives, negative_starts):  # typ
 class AucInterval:
     """AUC with its standard error and confidence interval, all from 0 to 1.
 
-    With fewer than two positives, negatives or clusters, the error and the bounds are NaN. For pools that do not
-    overlap, only the error is NaN.
-
-    Args:
-        misordered: number of clusters with a positive that is not above all negatives, or with a negative that is not
-            below all positives, whichever is smaller. Without queries, each score is a cluster.
-    """
+    If fewer than two clusters have a positive, or fewer than two have a negative, the error and the bounds are NaN. If
+    the pools do not overlap, only the error is NaN."""
 
     auc: float
     standard_error: float
     low: float
     high: float
+    # The smaller of two numbers: of clusters with a positive that is not above all negatives, and of clusters with a
+    # negative that is not below all positives. Without queries, each score is a cluster.
     misordered: int
 
     @property
     def note(self) -> str | None:
-        """Sentence about bounds that are missing or uncertain; None if they are neither."""
+        """Sentence that says why the bounds are missing or uncertain; None if they are neither."""
         if self.low != self.low:
-            return "There is no interval: it takes two queries with a relevant document, and two with another one."
+            return "There is no interval: it needs two queries with a relevant document, and two with another document."
         if self.auc in (0, 1):
-            return "All pairs are in one order. The interval is what so many queries without another order leave open."
+            return "All pairs are in the same order. So the interval depends only on the number of queries."
         if self.misordered < FEW_MISORDERED:
-            few = f"Misordered pairs are of {self.misordered} queries only"
-            return f"{few}. Below {FEW_MISORDERED} the interval is uncertain."
+            few = f"Queries with misordered pairs: {self.misordered}"
+            return f"{few}. Below {FEW_MISORDERED}, the interval is uncertain."
         return None
 
 
@@ -166,35 +162,35 @@ def auc_interval(
 
     With queries, the error is that of Obuchowski (1997) with the scores of a query as a cluster; without queries, that
     of DeLong, DeLong & Clarke-Pearson (1988). The placement of a positive is the share of negatives below it,
-    V(p) = mean_n ([p > n] + [p = n] / 2). That of a negative, W(n), is the share of positives above it. Both have the
-    AUC θ as their mean.
+    V(p) = mean_n ([p > n] + [p = n] / 2). The placement of a negative, W(n), is the share of positives above it. Both
+    have the mean θ, which is the AUC.
 
         independent scores:  var θ = var V / |P| + var W / |N|                                               (DeLong)
         clusters q of I:     var θ = S_P / |P| + S_N / |N| + 2 S_PN / |P||N|                              (Obuchowski)
             A_q = Σ_{p in q} (V(p) - θ),  B_q = Σ_{n in q} (W(n) - θ)
             S_P = I_P / ((I_P - 1) |P|) Σ A_q²,  S_N likewise,  S_PN = I / (I - 1) Σ A_q B_q
 
-    I_P and I_N count the queries with a positive and with a negative. Scores of one query rise and fall together.
-    DeLong's error assumes independent scores, so it is wrong for a pool of many queries, in either direction.
-    Placements come from merging sorted pools (Sun & Xu, 2014).
+    I_P and I_N are the numbers of queries with a positive, and with a negative. Scores of one query are correlated. But
+    DeLong's error assumes independent scores, so for a pool of many queries it is too small or too large.
+    Placements are computed by merging sorted pools (Sun & Xu, 2014).
 
     The interval is computed on the logit, so it stays within 0 and 1 (Pepe, 2003), with Student's quantile. Near an AUC
-    of 1 few clusters hold all misordered pairs, and the variance is as uncertain as if there were no other clusters. So
-    the degrees of freedom are an effective number of clusters, from the kurtosis of their shares
+    of 1, few clusters have all misordered pairs. Then the variance is as uncertain as without the other clusters. So
+    the degrees of freedom are an effective number of clusters, computed from the kurtosis of their shares
     d_q = A_q / |P| + B_q / |N|:
 
         1 / df = Σ d_q⁴ / (Σ d_q²)² - 2 / I,   df from 1 to I - 1
 
-    That is I for normal shares, and m if m of many clusters hold all misordered pairs.
-    `benchmarks/interval_coverage.py` simulates how often the interval holds the true AUC.
+    For normal shares, df is I. If m of many clusters have all misordered pairs, df is m.
+    `benchmarks/interval_coverage.py` simulates how often the interval contains the true AUC.
 
-    Pools that do not overlap have no variance to estimate. If none of I clusters has a misordered pair, at most a share
+    Without overlap of the pools, the variance is unknown. If none of I clusters has a misordered pair, at most a share
     of 1 - α^(1 / I) of all clusters has one: about 3 / I at 95 % (the rule of three). The AUC is assumed to differ from
     1, or from 0, by at most this share.
 
     Args:
         positives, negatives: scores of any range and order; infinities are allowed.
-        positive_queries, negative_queries: index of the query of each score, from 0; both or neither.
+        positive_queries, negative_queries: index of the query of each score, from 0. Pass both or neither.
         confidence: share of such intervals that contain the true value, above 0 and below 1.
     """
     check_confidence(confidence)
@@ -226,7 +222,7 @@ def auc_interval(
 def _clustered(
     above: ndarray, positive_queries: ndarray, below: ndarray, negative_queries: ndarray
 ) -> tuple[float, float]:
-    """Return Obuchowski's variance and its degrees of freedom; DeLong's variance if each score is a cluster."""
+    """Return Obuchowski's variance and its degrees of freedom. For one score per cluster, it is DeLong's variance."""
     count = int(max(positive_queries.max(), negative_queries.max())) + 1
     with_positive = np.bincount(positive_queries, minlength=count) > 0
     with_negative = np.bincount(negative_queries, minlength=count) > 0
@@ -253,7 +249,7 @@ def _clustered(
 def _placements(
     positives: ndarray, negatives: ndarray, positive_queries: ndarray, negative_queries: ndarray, where: str
 ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Return the placements V and W of both pools, and the query of each."""
+    """Return the placements V and W of both pools, and the query of each score."""
     if not len(positives) or not len(negatives):
         raise MetricInputError("a pool has no scores", where, "give positives and negatives")
     check_queries(positive_queries, positives, "scores of positives")
@@ -276,10 +272,10 @@ def auc_pseudo_values(
 
         θ_q = θ + I (A_q / |P| + B_q / |N|)
 
-    A_q and B_q are the sums of `auc_interval` over I queries. The mean of the values is θ; single values may lie
-    outside 0 and 1. The variance of the mean is Obuchowski's (1997) up to its factors I / (I - 1). So the variance of
-    the mean difference of two systems on the same queries is that of the paired test of two correlated AUCs: DeLong's
-    test with queries as units.
+    A_q, B_q and θ are defined in `auc_interval`; I is the number of queries. The mean of the values is θ; a value may
+    be below 0 or above 1. The variance of the mean is Obuchowski's (1997), except for factors I / (I - 1). So a paired
+    test of the values of two systems on the same queries compares two correlated AUCs: it is DeLong's test with
+    queries as units.
 
     Args:
         positives, negatives: scores of any range and order; infinities are allowed.
@@ -297,18 +293,13 @@ def auc_pseudo_values(
 
 @dataclass(frozen=True)
 class RocCurve:
-    """Points of an ROC curve from (0, 0) to (1, 1); thresholds are descending.
+    """Points of an ROC curve from (0, 0) to (1, 1); thresholds are descending."""
 
-    Args:
-        thresholds: lowest score that counts as positive; the first is infinite.
-        false_positive_rate: share of negatives at or above the threshold.
-        true_positive_rate: share of positives at or above the threshold.
-        low, high: confidence band of the true positive rate.
-    """
-
+    # Lowest score that is classified as positive; the first threshold is infinite.
     thresholds: Float64[ndarray, " points"]
-    false_positive_rate: Float64[ndarray, " points"]
-    true_positive_rate: Float64[ndarray, " points"]
+    false_positive_rate: Float64[ndarray, " points"]  # share of negatives at or above the threshold
+    true_positive_rate: Float64[ndarray, " points"]  # share of positives at or above the threshold
+    # `low`, `high`: confidence band of the true positive rate.
     low: Float64[ndarray, " points"]
     high: Float64[ndarray, " points"]
 
@@ -321,15 +312,15 @@ def roc_curve(
 ) -> RocCurve:
     """Compute the ROC curve at about `points` thresholds of each pool, with a simultaneous confidence band.
 
-    Ten million scores have millions of thresholds, so the curve keeps those at evenly spaced ranks of each pool. Both
-    rates are exact at each of them. Between two neighbors neither rate grows by more than 1 / points and one score,
-    except for equal scores, between which the curve is straight anyway.
+    Ten million scores have millions of thresholds, so the curve has only those at evenly spaced ranks of each pool.
+    Both rates are exact at each of them. Between two neighbors, a rate grows by at most 1 / points plus one score,
+    except at equal scores; there the curve is a straight line anyway.
 
-    The band contains the whole true curve with the given confidence, for any distributions. Each pool's rates are known
-    at all thresholds at once to within d = sqrt(ln(2 / a) / 2n) (Dvoretzky, Kiefer & Wolfowitz, 1956, with the constant
-    of Massart, 1990). Here a = 1 - sqrt(confidence), because both pools must hold together. The band is the region that
-    such rectangles around the curve cover (Campbell, 1994). It assumes independent scores, which those of one query are
-    not. The more queries and the fewer scores of each there are, the more accurate is the band.
+    The band contains the whole true curve with the given confidence, for any distributions. The error of the rate of a
+    pool of n scores is at most d = sqrt(ln(2 / a) / 2n) at all thresholds at once (Dvoretzky, Kiefer & Wolfowitz, 1956,
+    with the constant of Massart, 1990). Here a = 1 - sqrt(confidence), because this must be true for both pools. Around
+    each point, both errors form a rectangle. The band is the union of the rectangles (Campbell, 1994). It assumes
+    independent scores. Scores of one query are correlated, so few scores per query make the band more accurate.
 
     Args:
         positives, negatives: scores of any range and order; infinities are allowed.
@@ -338,13 +329,13 @@ def roc_curve(
     """
     check_confidence(confidence)
     above, below = sort_pools(positives, negatives)
-    # Ranks at most `length / points + 1` apart, with the first and the last.
+    # Keep ranks that are at most `length / points + 1` apart, including the first and the last.
     ranks = [np.linspace(0, len(pool) - 1, min(points, len(pool) - 1) + 1).astype(np.int64) for pool in (above, below)]
     thresholds = np.unique(np.concatenate([above[ranks[0]], below[ranks[1]]]))[::-1]
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, thresholds) / len(below)]
     aside, upward = (float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * len(pool)))) for pool in (below, above))
-    # Corners of the rectangles. Between two kept thresholds, the corner of the outer one is used.
+    # Find the corners of each rectangle. If one is between two kept thresholds, use the one farther from its point.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
     low, high = np.maximum(true[lowest] - upward, 0), np.minimum(true[highest] + upward, 1)

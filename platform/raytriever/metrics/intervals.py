@@ -1,4 +1,4 @@
-"""Proportions with their intervals, for independent cases or for cases that are grouped by query."""
+"""Proportions and their confidence intervals, for independent cases or for cases that are grouped by query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 from scipy.special import ndtri, stdtrit
 
-# Probability below the upper bound of a 95 % interval.
+# Probability that a value is below the upper bound of a 95 % interval.
 _UPPER = 0.975
 
 
@@ -34,12 +34,11 @@ class Proportion:
 
 
 def wilson(successes: float, trials: float) -> tuple[float, float]:
-    """Compute Wilson's (1927) 95 % interval of a proportion of independent cases; 0 and 1 without trials.
+    """Compute Wilson's (1927) 95 % interval of a proportion of independent cases. Without trials, it is 0 to 1.
 
         (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)
 
-    Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and are correct near both.
-    """
+    Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and are correct near both."""
     return _wilson_bounds(successes / trials, trials, float(ndtri(_UPPER))) if trials else (0.0, 1.0)
 
 
@@ -55,10 +54,9 @@ def wilson_by_query(
         n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (part_q - p whole_q)² / (Σ_q whole_q)²
 
     V is the variance of the ratio over the Q queries with a case, by the linearization of survey sampling (Korn &
-    Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
-    the variance within queries is unknown, and each query counts as one case: n = Q. Then n is multiplied by `worth`.
-    Without a case, the interval is 0 to 1.
-    """
+    Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If p is 0 or 1, the variance
+    within queries is unknown, and each query is treated as one case: n = Q. At the end, n is multiplied by `worth`.
+    Without a case, the interval is 0 to 1."""
     parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
     queries, cases = len(wholes), float(wholes.sum())
     if not queries:
@@ -76,5 +74,5 @@ def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]
     middle = share + z * z / (2 * trials)
     reach = z * float(np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2)))
     whole = 1 + z * z / trials
-    # For a proportion of 0 or 1, one bound is exact; a division would round it.
+    # If the proportion is 0 or 1, so is one bound. A division would round it.
     return (middle - reach) / whole if share else 0.0, (middle + reach) / whole if share < 1 else 1.0

@@ -1,8 +1,7 @@
-"""Checks of the inputs of metrics: scores, the queries they belong to, confidence levels and paired values.
+"""Checks of the inputs of metrics: scores, their queries, confidence levels and paired values.
 
-Every metric raises `MetricInputError` for a NaN and for arrays of different lengths. If it needs queries, it raises the
-error for a score without a query, and if it is undefined for empty inputs, for these.
-"""
+Every metric raises `MetricInputError` for a NaN and for arrays of different lengths. A metric that needs queries raises
+it for a score without a query. A metric that is undefined for empty inputs raises it for them."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def scores_of(values: ndarray, where: str) -> ndarray:
 
 def refuse_nan(values: ndarray, where: str) -> None:
     """Raise `MetricInputError` if an entry is NaN."""
-    # A sum needs no second array, and it is NaN only if a score is NaN or infinities have opposite signs.
+    # First check the sum, which needs no second array. It is NaN only if a score is, or if infinities have both signs.
     with np.errstate(invalid="ignore", over="ignore"):
         suspicious = np.isnan(values.sum())
     if suspicious and (bad := np.flatnonzero(np.isnan(values))).size:
@@ -68,11 +67,11 @@ def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, "
     """Return the differences of two systems' values per query.
 
     Raises:
-        MetricInputError: the systems do not each have one finite value per query, or there are fewer than two queries.
+        MetricInputError: a system does not have one finite value per query, or there are fewer than two queries.
     """
     ours, theirs = np.asarray(system, np.float64), np.asarray(baseline, np.float64)
     if ours.ndim != 1 or ours.shape != theirs.shape or len(ours) < 2:
-        what = f"the values have the shapes {ours.shape} and {theirs.shape}"
+        what = f"the systems' values have the shapes {ours.shape} and {theirs.shape}"
         raise MetricInputError(what, "paired test", "give both systems' values of the same queries, at least two")
     differences = ours - theirs
     if not np.isfinite(differences).all():

@@ -1,8 +1,7 @@
-"""Thresholds of scores of pairs of a query and a document: chosen on one split, and checked on another split.
+"""Thresholds for the scores of pairs of a query and a document, chosen on one split and checked on another.
 
-A pair counts as relevant if its score is at or above the threshold. `answer_threshold` has the thresholds that decide
-whether the best document of a question is shown.
-"""
+A pair is classified as relevant if its score is at or above the threshold. `answer_threshold` has other thresholds:
+they decide whether the best document of a question is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ PairAim = Literal["precision", "recall"]
 
 @dataclass(frozen=True)
 class ScoredPools:
-    """Pooled scores of a split, and the index of the query of each, from 0, if it is known."""
+    """Pooled scores of a split, and the index of the query of each score (from 0), if known."""
 
     positives: Float[ndarray, " positives"]
     negatives: Float[ndarray, " negatives"]
@@ -32,11 +31,10 @@ class ScoredPools:
 
 
 def ranked_relevance(pools: ScoredPools, count: int, depth: int) -> Bool[ndarray, "queries depth"]:
-    """Return for each of `count` queries whether its `depth` best documents are relevant, best first.
+    """Return, for each of `count` queries, whether its `depth` best documents are relevant, best first.
 
-    Among equal scores, relevant documents come last. So if a relevant document and another one share the best score,
-    the best document counts as not relevant. So do ranks without a document.
-    """
+    Among equal scores, relevant documents come last. So if a relevant and another document have the best score, the
+    best document is not relevant. Ranks without a document are not relevant."""
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
     scores = np.concatenate([negatives, positives])
@@ -54,7 +52,7 @@ def ranked_relevance(pools: ScoredPools, count: int, depth: int) -> Bool[ndarray
 
 
 def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> Int64[ndarray, " scores"]:
-    """Return the queries of scores, checked."""
+    """Return the queries of scores. Raise `MetricInputError` if they are unknown or do not fit."""
     if queries is None:
         raise MetricInputError("the queries of scores are unknown", "top answers", "give the query of each score")
     check_queries(queries, scores, "top answers")
@@ -66,10 +64,10 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
 
         precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
 
-    Equal scores count together, and every threshold is the score of a pair. For a precision, the lowest threshold that
-    reaches it is chosen, which has the highest recall; a higher threshold may have a lower precision. For a recall, the
-    highest threshold that reaches it is chosen. Precision depends on the number of scored negatives per positive, so a
-    threshold is valid only for pools that are made in the same way.
+    Pairs of equal score are accepted together, and every threshold is the score of a pair. For a target precision, the
+    lowest threshold that reaches it is chosen, because it has the highest recall. A higher threshold may have a lower
+    precision. For a target recall, the highest threshold that reaches it is chosen. Precision depends on the number of
+    scored negatives per positive, so a threshold is valid only for pools that are made in the same way.
 
     Args:
         pools: pooled scores with at least one positive.
@@ -88,15 +86,15 @@ def best_f1_threshold(
     """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it. F1 is 2
     precision recall / (precision + recall). Of several thresholds with the highest F1, choose the highest."""
     scores, true, accepted = _points(positives, negatives)
-    f1 = 2 * true / (accepted + len(positives))  # only one division of integers, so that equal F1 are equal numbers
+    f1 = 2 * true / (accepted + len(positives))  # a single division of integers, so that equal F1 give equal floats
     best = len(f1) - 1 - int(f1[::-1].argmax())
     return float(scores[best]), float(true[best] / accepted[best]), float(true[best] / len(positives))
 
 
 def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Return the distinct scores, ascending, with the numbers of positives and of all pairs at or above each."""
+    """Return the distinct scores, ascending, and the numbers of positives and of pairs at or above each score."""
     if not len(positives):
-        raise MetricInputError("there are no positives", "threshold", "choose it on a split that has judged documents")
+        raise MetricInputError("there are no positives", "threshold", "choose it on a split with relevant documents")
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
@@ -105,7 +103,7 @@ def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, n
 
 @dataclass(frozen=True)
 class PairsAchieved:
-    """Precision (relevant pairs among accepted ones) and recall (accepted pairs among relevant ones)."""
+    """Precision (share of accepted pairs that are relevant) and recall (share of relevant pairs that are accepted)."""
 
     precision: Proportion
     recall: Proportion
@@ -115,7 +113,7 @@ def achieve_pairs(pools: ScoredPools, score: float) -> PairsAchieved:
     """Compute the precision and recall of pairs that a threshold achieves on a split. Pairs of one query are not
     independent: the intervals are Wilson's for an effective number of pairs (`intervals.wilson_by_query`)."""
     if not len(pools.positives):
-        raise MetricInputError("there are no positives", "checking split", "check on a split that has judged documents")
+        raise MetricInputError("there are no positives", "checking split", "check on a split with relevant documents")
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
     true, false = positives >= score, negatives >= score

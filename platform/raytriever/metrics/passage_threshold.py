@@ -1,16 +1,15 @@
-"""Threshold of passages: it decides which ranked passages of a question are kept, such as for an LLM's prompt.
+"""Threshold of passages: it decides which ranked passages of a question are kept, for example for an LLM's prompt.
 
-A passage is kept if it is among the `depth` best of its question, and its score reaches the threshold. Each question
-with an answer counts by the share of its relevant passages that is kept.
+A passage is kept if it is among the `depth` best passages of its question, and if its score reaches the threshold. The
+metric is the share of a question's relevant passages that is kept, for questions with an answer.
 
 The guarantee is conformal risk control (Angelopoulos et al., ICLR 2024), as Chakraborty et al. (2025, arXiv:2511.17908)
-select contexts. The loss of a question is the share of its relevant passages that is lost, 0 to 1. It does not fall as
-the threshold rises. If n questions are exchangeable with the next one, its expected loss is at most 1 - wanted:
+select contexts. The loss of a question is the share of its relevant passages that is not kept, 0 to 1. It does not fall
+as the threshold rises. If n questions are exchangeable with the next one, its expected loss is at most 1 - wanted:
 
     threshold = max { t : (n R(t) + 1) / (n + 1) <= 1 - wanted },   R(t) = mean loss of the n questions at t
 
-A relevant passage outside the ranking is lost at every threshold. So a ranking that is too short has no threshold.
-"""
+No threshold keeps a relevant passage outside the ranking. So if rankings are too short, there may be no threshold."""
 
 from __future__ import annotations
 
@@ -27,29 +26,23 @@ from raytriever.metrics.metric_inputs import MetricInputError
 
 PassageAim = Literal["kept"]
 KEPT: PassageAim = "kept"
-# Maximum number of passages of a ranking that may be kept: as many as a run file has.
+# Maximum number of passages that may be kept per question: the length of the rankings in a run file.
 DEPTH = 100
 
 
 @dataclass(frozen=True)
 class RankedPassages:
-    """Ranked passages of questions that have an answer in the corpus.
+    """Ranked passages of questions that have an answer in the corpus."""
 
-    Args:
-        scores: the highest scores of each question, NaN if there is no passage.
-        relevant: whether these passages are relevant.
-        counts: number of relevant passages of each question in the corpus, at least 1.
-    """
-
-    scores: Float[ndarray, "questions depth"]
-    relevant: Bool[ndarray, "questions depth"]
-    counts: Int64[ndarray, " questions"]
+    scores: Float[ndarray, "questions depth"]  # the highest scores of each question; NaN if there is no passage
+    relevant: Bool[ndarray, "questions depth"]  # whether these passages are relevant
+    counts: Int64[ndarray, " questions"]  # number of relevant passages of each question in the corpus, at least 1
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def joined(self, other: Self) -> Self:
-        """Return these questions and others; the shorter rankings are padded."""
+        """Return these questions and those of `other`. Shorter rankings are padded."""
         depth = max(self.scores.shape[1], other.scores.shape[1])
         scores, relevant = [], []
         for one in (self, other):
@@ -66,20 +59,15 @@ class RankedPassages:
 
 @dataclass(frozen=True)
 class PassagesKept:
-    """Passages of some questions that a threshold keeps.
+    """Passages of some questions that a threshold keeps."""
 
-    Args:
-        questions: number of questions.
-        share: share of a question's relevant passages that is kept, averaged over questions, with its 95 % interval
-            from `low` to `high`.
-        passages: mean number of kept passages per question, relevant or not.
-    """
-
-    questions: int
+    questions: int  # number of questions
+    # Share of a question's relevant passages that is kept, averaged over questions. Its 95 % interval is `low` to
+    # `high`.
     share: float
     low: float
     high: float
-    passages: float
+    passages: float  # mean number of kept passages per question, whether relevant or not
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
@@ -92,16 +80,16 @@ def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
 
     Returns:
         The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
-        too many relevant passages are outside the rankings; `value` is then the largest share that could be kept.
+        too many relevant passages are outside the rankings. Then `value` is the largest share that can be kept.
     """
-    fewest_questions(1 - wanted)  # checks the range
+    fewest_questions(1 - wanted)  # checks the range of `wanted`
     if not len(passages):
-        raise MetricInputError("no question has an answer", "threshold", "give some that have one")
+        raise MetricInputError("no question has an answer", "threshold", "give questions with an answer")
     weights = np.broadcast_to(1 / passages.counts[:, None], passages.relevant.shape)[passages.relevant]
     order = np.argsort(passages.scores[passages.relevant], kind="stable")
     scores, weights = passages.scores[passages.relevant][order].astype(np.float64), weights[order]
     lost = len(passages) - weights.sum() + np.concatenate([[0.0], np.cumsum(weights)[:-1]])
-    lost = lost[np.searchsorted(scores, scores)]  # equal scores are kept together
+    lost = lost[np.searchsorted(scores, scores)]  # passages of equal score are kept together
     enough = np.flatnonzero(lost + 1 <= (1 - wanted) * (len(passages) + 1) + 1e-9)
     if not len(enough):
         return Threshold(KEPT, wanted, float("inf"), False, float(weights.sum() / len(passages)))
@@ -113,7 +101,7 @@ def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0)
     """Compute the share of relevant passages and the number of passages that a threshold keeps.
 
     Args:
-        worth: factor on the number of questions for the interval; below 1 if the questions chose the threshold.
+        worth: factor for the number of questions, for a wider interval; below 1 if the questions chose the threshold.
     """
     shares = passages.shares(threshold)
     low, high = wilson_by_query(shares, np.ones(len(shares)), worth)

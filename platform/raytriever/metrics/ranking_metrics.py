@@ -1,13 +1,12 @@
 """Ranking metrics: nDCG, MRR, Recall, MAP, Precision, Success, R-precision, Judged and Acc@k.
 
-A name consists of a metric and its cutoff: `ndcg_at_10`. Without a cutoff (`map`), the whole ranking counts. Names have
-no `@`, because MLflow refuses it. A new metric is a function in this file and a line in `RANKING_METRICS`.
+A name consists of a metric and its cutoff: `ndcg_at_10`. Without a cutoff (`map`), the whole ranking is used. Names
+have no `@`, because MLflow refuses it. A new metric is a function in this file and a line in `RANKING_METRICS`.
 
 Every ranking metric needs only the rank of each judged document. One pass over the rankings finds these ranks: each
-result is looked up among the judgements of its query. So ten thousand queries with a thousand results take one pass and
-no dictionaries, and a metric is a sum over judgements. All functions but `accuracy` take these ranks and a cutoff k
-(None for the whole ranking, if the metric allows it). They return a value from 0 to 1 for each query.
-"""
+result is looked up among the judgements of its query. So ten thousand queries with a thousand results need one pass and
+no dictionaries, and a metric is a sum over judgements. The arguments of all functions except `accuracy` are these ranks
+and a cutoff k (None for the whole ranking, if the metric allows it). They return a value from 0 to 1 for each query."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Ranking = Int64[ndarray, "queries depth"]
 Gains = Float32[ndarray, "queries depth"]
 PerQuery = Float64[ndarray, " queries"]
 
-# Rank of a judged document that is not in the ranking; it is beyond every cutoff.
+# Rank of a judged document that is not in the ranking. It is beyond every cutoff.
 NOWHERE = np.iinfo(np.int64).max
 
 
@@ -39,8 +38,8 @@ class Relevance:
     Args:
         queries: position of the judged query, int64 `[judgements]`.
         documents: position of the judged document, int64 `[judgements]`.
-        scores: integer grade of the document, int64 `[judgements]`; above 0 is relevant.
-        query_count: number of queries; positions count from 0.
+        scores: grade of the document, int64 `[judgements]`; a grade above 0 is relevant.
+        query_count: number of queries; their positions begin at 0.
 
     Examples:
         >>> queries, documents, grades = np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([2, 1, 1])
@@ -54,11 +53,11 @@ class Relevance:
     query_count: int
 
     def find_ranks(self, ranking: Ranking, level: int = 1) -> JudgedRanks:
-        """Find each judged document in its query's ranking.
+        """Find the rank of each judged document in the ranking of its query.
 
         Args:
             ranking: positions of documents, best first, padded with -1.
-            level: lowest grade of a relevant document in every metric but nDCG, at least 1.
+            level: lowest grade of a relevant document, at least 1. nDCG does not use it.
 
         Raises:
             MetricInputError: a judgement is repeated or belongs to no query, or the ranking has a wrong number of
@@ -75,7 +74,7 @@ class Relevance:
         lengths = np.zeros(self.query_count, np.int64)
         row = _find_ranks(np.ascontiguousarray(ranking, np.int64), starts, documents, ranks, lengths)
         if row >= 0:
-            raise MetricInputError("a document is ranked twice", f"ranking of query {row}", "rank each once")
+            raise MetricInputError("a document is ranked twice", f"ranking of query {row}", "rank each document once")
         return JudgedRanks(queries, grades, ranks, lengths, level)
 
     def gains(self, ranking: Ranking) -> Gains:
@@ -93,7 +92,7 @@ class Relevance:
     @cached_property
     def _ordered(self) -> tuple[ndarray, ndarray, ndarray]:
         if len(self.queries) and not 0 <= self.queries.min() <= self.queries.max() < self.query_count:
-            raise MetricInputError("a judgement belongs to no query", "judgements", "count queries from 0")
+            raise MetricInputError("a judgement belongs to no query", "judgements", "number the queries from 0")
         order = np.lexsort((self.documents, self.queries))
         queries, documents = self.queries[order], self.documents[order]
         twice = np.flatnonzero((queries[1:] == queries[:-1]) & (documents[1:] == documents[:-1]))
@@ -105,10 +104,9 @@ class Relevance:
 
 @dataclass(frozen=True)
 class JudgedRanks:
-    """Ranks of the judged documents, from 0, sorted by query; `NOWHERE` outside the ranking.
+    """Ranks of the judged documents, from 0, sorted by query. A document outside the ranking has the rank `NOWHERE`.
 
-    Lengths are those of the rankings, without padding.
-    """
+    `lengths` are the lengths of the rankings without padding."""
 
     queries: Int64[ndarray, " judgements"]
     grades: Int64[ndarray, " judgements"]
@@ -118,32 +116,32 @@ class JudgedRanks:
 
     @cached_property
     def relevant(self) -> Bool[ndarray, " judgements"]:
-        """True for judgements of a relevant grade."""
+        """True for judgements with a relevant grade."""
         return self.grades >= self.level
 
     @cached_property
     def relevant_counts(self) -> PerQuery:
-        """Number of relevant documents of each query, in the ranking or not."""
+        """Number of relevant documents of each query, inside or outside the ranking."""
         return self.totals(self.relevant)
 
     def within(self, cutoff: int | None) -> Bool[ndarray, " judgements"]:
-        """Return True for documents among the `cutoff` best, or anywhere in the ranking for None."""
+        """Return True for documents among the `cutoff` best. If it is None, return True anywhere in the ranking."""
         return self.ranks < (NOWHERE if cutoff is None else cutoff)
 
     def totals(self, chosen: Bool[ndarray, " judgements"], worth: ndarray | None = None) -> PerQuery:
-        """Count the chosen judgements of each query, or add up their values in `worth`."""
+        """Return the number of chosen judgements of each query, or the sum of their values in `worth`."""
         weights = None if worth is None else worth[chosen]
         return np.bincount(self.queries[chosen], weights, len(self.lengths)).astype(np.float64)
 
 
 def share(part: PerQuery, whole: PerQuery) -> PerQuery:
-    """Return `part / whole`, and 0 for a whole of 0."""
+    """Return `part / whole`, or 0 if the whole is 0."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
 @numba.njit(cache=True)
 def _find_ranks(ranking, starts, documents, ranks, lengths):  # type: ignore[no-untyped-def]
-    """Write ranks and lengths; return the first query whose ranking holds a judged document twice, or -1."""
+    """Write ranks and lengths. Return the first query whose ranking has a judged document twice, or -1."""
     for query in range(ranking.shape[0]):
         begin, end = starts[query], starts[query + 1]
         for rank in range(ranking.shape[1]):
@@ -170,9 +168,8 @@ def ndcg(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
 
         DCG@k = Σ_{r = 1..k} gain_r / log2(r + 1),    nDCG@k = DCG@k / DCG@k of the best order of all judged documents
 
-    The gain of a document is its grade, at every level of relevance. The gain is 0 for a negative grade and for
-    an unjudged document. A query without a grade of 1 or more has 0.
-    """
+    The gain of a document is its grade, whatever the relevance level is. The gain of a negative grade and of an
+    unjudged document is 0. A query without a grade above 0 has nDCG 0."""
     gained = matches.grades > 0
     order = np.lexsort((-matches.grades, matches.queries))
     starts = np.searchsorted(matches.queries, np.arange(len(matches.lengths)))
@@ -187,12 +184,11 @@ def _dcg(matches: JudgedRanks, ranks: np.ndarray, counted: np.ndarray) -> PerQue
 
 
 def mrr(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
-    """Compute MRR@k: one over the rank of the first relevant document, and 0 beyond the cutoff (Voorhees, 1999).
+    """Compute MRR@k: 1 / rank of the first relevant document, or 0 if it is beyond the cutoff (Voorhees, 1999).
 
         RR@k = 1 / min{r <= k: the document of rank r is relevant}
 
-    MRR@10 of MS MARCO and BEIR is this metric. `recip_rank` of trec_eval has no cutoff.
-    """
+    MRR@10 of MS MARCO and BEIR is this metric. `recip_rank` of trec_eval is the same without a cutoff."""
     counted = matches.relevant & matches.within(cutoff)
     first = np.full(len(matches.lengths), np.inf)
     np.minimum.at(first, matches.queries[counted], matches.ranks[counted] + 1.0)
@@ -204,9 +200,8 @@ def recall(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
 
         Recall@k = (relevant documents of rank <= k) / (relevant documents)
 
-    The denominator counts all relevant documents, even if there are more than k. That is `recall_k` of trec_eval, and
-    not the capped recall of BEIR. A query without a relevant document has 0.
-    """
+    The denominator is the number of all relevant documents, even if it is more than k. This is `recall_k` of trec_eval,
+    not the capped recall of BEIR. A query without a relevant document has 0."""
     return share(matches.totals(matches.relevant & matches.within(cutoff)), matches.relevant_counts)
 
 
@@ -215,9 +210,8 @@ def average_precision(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
 
         AP@k = (1 / R) Σ_{relevant documents of rank r <= k} (relevant documents of rank <= r) / r
 
-    R counts all relevant documents, even if there are more than k: `map` and `map_cut_k` of trec_eval (Buckley &
-    Voorhees, 2000). A query without a relevant document has 0.
-    """
+    R is the number of all relevant documents, even if it is more than k, as in `map` and `map_cut_k` of trec_eval
+    (Buckley & Voorhees, 2000). A query without a relevant document has 0."""
     counted = matches.relevant & matches.within(cutoff)
     queries, ranks = matches.queries[counted], matches.ranks[counted]
     order = np.lexsort((ranks, queries))
@@ -232,8 +226,7 @@ def precision(matches: JudgedRanks, cutoff: int) -> PerQuery:
 
         P@k = (relevant documents of rank <= k) / k
 
-    The denominator is k, even if the ranking has fewer documents: `P_k` of trec_eval.
-    """
+    The denominator is k, even if the ranking has fewer documents, as in `P_k` of trec_eval."""
     return matches.totals(matches.relevant & matches.within(cutoff)) / cutoff
 
 
@@ -242,19 +235,17 @@ def success(matches: JudgedRanks, cutoff: int) -> PerQuery:
 
         Success@k = [a document of rank <= k is relevant]
 
-    The mean is the share of queries with an answer in the top k: `success_k` of trec_eval. `accuracy` (Acc@k) differs:
-    it searches the passages for an answer string and needs no judgements.
-    """
+    The mean is the share of queries with a relevant document in the top k, as in `success_k` of trec_eval. `accuracy`
+    (Acc@k) differs: it searches the passages for an answer string, and needs no judgements."""
     return (matches.totals(matches.relevant & matches.within(cutoff)) > 0).astype(float)
 
 
 def r_precision(matches: JudgedRanks, cutoff: int | None = None) -> PerQuery:
-    """Compute R-precision: the precision at rank R, the number of a query's relevant documents. It has no cutoff.
+    """Compute R-precision: the precision at rank R, where R is the query's number of relevant documents. No cutoff.
 
         R-Prec = (relevant documents of rank <= R) / R
 
-    A query without a relevant document has 0.
-    """
+    A query without a relevant document has 0."""
     early = matches.ranks < matches.relevant_counts[matches.queries]
     return share(matches.totals(matches.relevant & early), matches.relevant_counts)
 
@@ -264,10 +255,9 @@ def judged(matches: JudgedRanks, cutoff: int) -> PerQuery:
 
         Judged@k = (judged documents of rank <= k) / (documents of rank <= k)
 
-    Every other metric counts unjudged documents as not relevant. So a model that finds documents that nobody judged
-    looks worse than it is. If Judged@k differs between two models, their other metrics are not comparable. As in
-    ir_measures, the denominator is the number of results if that is below k. A query without results has 0.
-    """
+    All other metrics treat unjudged documents as not relevant. So a model that finds unjudged documents looks worse
+    than it is. If Judged@k differs between two models, their other metrics are not comparable. As in ir_measures, the
+    denominator is the number of results if there are fewer than k. A query without results has 0."""
     results = np.minimum(matches.lengths, cutoff).astype(np.float64)
     return share(matches.totals(matches.within(cutoff)), results)
 
@@ -277,7 +267,7 @@ def accuracy(hits: Bool[ndarray, "queries depth"], cutoff: int) -> PerQuery:
 
         Acc@k = [one of the k best passages holds an answer string]
 
-    It needs no judgements: any passage with the answer counts.
+    It needs no judgements: any passage with an answer string is accepted.
 
     Args:
         hits: True if the passage at a rank contains an answer of its query; False if there is no passage.
@@ -308,7 +298,7 @@ DEFAULT_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
 
 
 def ranking_metric(name: str) -> tuple[RankingMetric, int | None]:
-    """Return the metric and the cutoff of a name; the cutoff is None for the whole ranking.
+    """Return the metric and the cutoff of a name. The cutoff is None for the whole ranking.
 
     Raises:
         MetricInputError: there is no such metric, or its cutoff is missing or wrong.
@@ -340,8 +330,8 @@ def measure_ranking(
         ranking: document positions, best first, padded with -1, int64 `[queries, depth]`.
         relevance: the judgements.
         names: `ndcg`, `mrr`, `recall`, `map`, `precision`, `success`, `r_precision` or `judged`, most with a cutoff
-            such as `ndcg_at_10`. Without a cutoff the whole ranking counts.
-        level: lowest grade of a relevant document, at least 1; nDCG uses the grades themselves.
+            such as `ndcg_at_10`. Without a cutoff, the whole ranking is used.
+        level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
 
     Returns:
         float64 `[queries]` by name, 0 to 1. A query without results or without a relevant document has 0.

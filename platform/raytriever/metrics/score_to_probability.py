@@ -1,14 +1,13 @@
-"""Monotone maps from a score to the probability that the scored passage is relevant, and the error of such maps.
+"""Monotone maps from a score to the probability that the passage is relevant, and the calibration error of maps.
 
 `fit_platt` fits a logistic curve of two parameters (Platt, 1999), `fit_isotonic` a monotone curve of any shape
 (Zadrozny & Elkan, 2002). The logistic curve needs fewer pairs.
 
-`calibration_error` measures on other pairs how far probabilities are from the true proportions. The usual estimate
-(Guo et al., 2017) adds up absolute differences, which are never 0: even perfect probabilities of 50 queries have an
-error of 0.18. Here the squared error is estimated without bias, as Kumar, Liang & Ma (2019) do, from products of the
-differences of two queries. The interval resamples whole queries. `benchmarks/interval_coverage.py` measures how often
-it contains the true error.
-"""
+`calibration_error` measures, on other pairs, how far probabilities are from the true proportions. The usual estimate
+(Guo et al., 2017) is a sum of absolute differences, which is never 0: for 50 queries, even perfect probabilities have
+an error of 0.18. Here the squared error is estimated without bias, as by Kumar, Liang & Ma (2019): from products of
+the differences of two queries. For the interval, whole queries are resampled. `benchmarks/interval_coverage.py`
+measures how often it contains the true error."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from raytriever.metrics.pair_threshold import ScoredPools
 from raytriever.metrics.selective_retrieval import BLOCK, bootstrap_interval
 
 BINS = 15
-# A bin with fewer queries is estimated badly, and every bin adds to the error of the estimate.
+# With fewer queries, the estimate of a bin is inaccurate, and every bin makes the sum less accurate.
 QUERIES_PER_BIN = 10
 _SAMPLES, _SEED = 1_000, 0
 _ERROR = "calibration error"
@@ -63,9 +62,9 @@ def calibration_error(
 
         error² = Σ_b (n_b / n) mean_{i ≠ j} d_i d_j,   d = probability - relevant, of two pairs i and j of bin b
 
-    There are 15 bins, but at most one for every 10 queries. They hold equally many pairs; equal probabilities share a
-    bin, so there may be fewer bins. Only pairs of different queries are multiplied, so that the noise of a single query
-    does not count as an error of the map.
+    There are 15 bins, but at most one per 10 queries. Each has the same number of pairs. Equal probabilities are in the
+    same bin, so there may be fewer bins. Only pairs of different queries are multiplied, so that the noise of a single
+    query is not measured as an error of the map.
 
     Args:
         probabilities: probability of relevance of each pair, 0 to 1. The map must not have been fitted on these pairs.
@@ -96,8 +95,7 @@ def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) ->
     The scores of the choosing split are divided into bins of equal size. The share of positives in a bin is the
     probability that a pair with such a score is relevant (histogram binning: Zadrozny & Elkan, 2001). The checking
     split tests these probabilities; see `calibration_error`. Scores outside the range of the choosing split belong to
-    its first and last bin. The pools of both splits must be made in the same way.
-    """
+    its first or last bin. The pools of both splits must be made in the same way."""
     pools = [scores_of(pool, "scores") for pool in (choosing.positives, choosing.negatives)]
     others = [scores_of(pool, "scores") for pool in (checking.positives, checking.negatives)]
     scores = np.concatenate(others)
@@ -109,7 +107,7 @@ def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) ->
         check_queries(queries, scores, _ERROR)
     edges = _edges(np.concatenate(pools), _bins(len(np.unique(queries))))
     chosen = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in pools]
-    # Only the bin below the lowest score of the choosing split can be empty there.
+    # In the choosing split, only the bin below its lowest score can be empty.
     share = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
     bin_of, relevant = np.searchsorted(edges, scores, "right"), np.arange(len(scores)) < len(others[0])
     return _estimate(bin_of, share[bin_of] - relevant, queries)
@@ -124,7 +122,7 @@ def checked_pairs(
         what = f"{len(scores):,} scores and relevance of shape {relevant.shape}"
         raise MetricInputError(what, where, "give both for at least one pair")
     if not np.isfinite(scores).all():
-        raise MetricInputError("a score is infinite", where, "leave such pairs out")
+        raise MetricInputError("a score is infinite", where, "leave out its pair")
     return scores, relevant.astype(bool)
 
 
@@ -133,7 +131,7 @@ def _bins(queries: int) -> int:
 
 
 def _edges(values: ndarray, bins: int) -> ndarray:
-    """Return the lower edges of bins of equally many values, except that of the first bin."""
+    """Return the lower edge of each bin except the first. The bins have the same number of values."""
     return np.unique(np.sort(values)[np.arange(1, bins) * len(values) // bins])
 
 
@@ -152,7 +150,7 @@ def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidenc
 def _by_query(
     bin_of: ndarray, differences: ndarray, queries: ndarray
 ) -> tuple[Float64[ndarray, "queries bins"], Float64[ndarray, "queries bins"]]:
-    """Return the sum of the differences, and the number of pairs, of each query in each bin."""
+    """Return, for each query and bin, the sum of the differences and the number of pairs."""
     rows = np.unique(queries, return_inverse=True)[1]
     shape = int(rows.max()) + 1, int(bin_of.max()) + 1
     cells, size = rows * shape[1] + bin_of, shape[0] * shape[1]
@@ -163,15 +161,15 @@ def _by_query(
 def _squared(sums: ndarray, counts: ndarray, weights: ndarray) -> Float64[ndarray, " samples"]:
     """Return the squared error of each sample; NaN if none of its bins has pairs of two queries."""
     numbers, squares = weights @ counts, weights**2
-    products = (weights @ sums) ** 2 - squares @ sums**2  # all products minus those of a query with itself
+    products = (weights @ sums) ** 2 - squares @ sums**2  # all products, minus products of a query with itself
     pairs = numbers**2 - squares @ counts**2
-    usable = pairs > 0.5  # the values are whole numbers up to rounding
+    usable = pairs > 0.5  # except for rounding, the values are whole numbers
     with np.errstate(invalid="ignore"):
         of_bins = np.where(usable, numbers * products / np.where(usable, pairs, 1), 0)
         return np.asarray(of_bins.sum(axis=1) / np.where(usable, numbers, 0).sum(axis=1))
 
 
-# A fit of a million pairs has fewer knots; a file with more is damaged.
+# Even a fit of a million pairs has fewer knots, so a file with more is damaged.
 MOST_KNOTS = 100_000
 _SCORES = "scores of the map"
 _WHERE = "map of scores"
@@ -200,7 +198,7 @@ class ScoreMap(ABC):
         """
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameters as values that JSON can hold without loss."""
+        """Return the parameters as values that JSON stores exactly."""
         return asdict(self)  # type: ignore[call-overload]  # every map is a dataclass
 
     @staticmethod
@@ -221,7 +219,7 @@ class ScoreMap(ABC):
 
 @dataclass(frozen=True)
 class IsotonicMap(ScoreMap):
-    """Map that is linear between ascending knots; scores outside have the probability of the nearest knot."""
+    """Map that is linear between ascending knots. Scores outside have the probability of the nearest knot."""
 
     scores: list[float]
     probabilities: list[float]
@@ -232,7 +230,7 @@ class IsotonicMap(ScoreMap):
         if not 1 <= len(scores) == len(probabilities) <= MOST_KNOTS:
             raise _wrong(f"{len(scores):,} scores and {len(probabilities):,} probabilities")
         is_monotone = bool((np.diff(scores) > 0).all() and (np.diff(probabilities) >= 0).all())
-        # A comparison with NaN is false.
+        # The condition is false for NaN, too.
         if not (is_monotone and np.isfinite(scores).all() and probabilities[0] >= 0 and probabilities[-1] <= 1):
             raise _wrong("knots that do not ascend, or a probability below 0 or above 1")
 
@@ -263,8 +261,8 @@ class PlattMap(ScoreMap):
 def fit_isotonic(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"]) -> IsotonicMap:
     """Fit the monotone map with the least squared error (pool adjacent violators).
 
-    Equal scores have the same probability. Only the ends of level parts are knots. The lowest and highest probability
-    are often exactly 0 and 1. With few pairs, `fit_platt` is the better choice.
+    Equal scores have the same probability. Only the ends of constant parts are knots. The lowest and highest
+    probabilities are often exactly 0 and 1. With few pairs, `fit_platt` is the better choice.
 
     Args:
         scores: scores of pairs of a query and a passage, in any order.

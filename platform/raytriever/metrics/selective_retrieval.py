@@ -1,12 +1,11 @@
-"""Selective retrieval: a query's best document is shown if its score reaches a threshold; else nothing is shown.
+"""Selective retrieval: the best document of a query is shown only if its score reaches a threshold.
 
 The input for each query is the score of its best document, and whether that document is relevant (`right`). A query
 without a relevant document in the corpus is never right. Higher scores are more confident, and queries of equal score
 are shown together.
 
 Every function takes `weights`, one row for each sample of the queries, and returns a value for each row. The weight of
-a query is the number of times that the sample contains it. So intervals need no loop over samples.
-"""
+a query is the number of times that the sample contains it. So intervals need no loop over samples."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def area_under_risk_coverage(
 
         AURC = (1 / n) Σ_q risk(s_q),   risk(s) = wrong queries with a score of s or more / queries with such a score
 
-    It is 0 to 1, and lower is better. It also depends on the share of right answers.
-    """
+    It is 0 to 1, and lower is better. It also depends on the share of right answers."""
     scores, wrong = checked_values(scores, ~np.asarray(right, bool))
     order, ends = by_score(scores)
 
@@ -52,14 +50,14 @@ _ABSTENTION = np.linspace(0, 1, 11)[:-1]
 
 
 def normalized_abstention_auc(confidence: Float[ndarray, " queries"], values: Float[ndarray, " queries"]) -> float:
-    """Compute nAUC, the gain from leaving out unsure queries (Gisserot-Boukhlef et al., 2024, arXiv:2402.12997).
+    """Compute nAUC, the gain without queries of low confidence (Gisserot-Boukhlef et al., 2024, arXiv:2402.12997).
 
         nAUC = (A(confidence) - A(flat)) / (A(values) - A(flat))
 
-    A is the area under the mean of a metric over the remaining queries, as 0 to 90 % of the queries are left out, the
-    least confident first; A(flat) uses the mean of all. nAUC is 1 for an oracle, 0 for a confidence without
-    information, and may be negative. It is NaN if all values are equal. Queries of equal confidence have their mean
-    value, as in MTEB.
+    A is the area under the mean of a metric over the remaining queries, when 0 to 90 % of the queries are left out,
+    beginning with the least confident. A(flat) uses the mean over all queries. nAUC is 1 for an oracle, 0 for a
+    confidence without information, and may be negative. It is NaN if all values are equal. Queries of equal confidence
+    get their mean value, as in MTEB.
 
     Args:
         confidence: confidence of each query; -inf is the lowest.
@@ -81,8 +79,8 @@ def _abstention_area(scores: ndarray, values: ndarray) -> float:
 
 
 def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
-    """Resample the queries of each data set separately, with replacement; return how often each was sampled. `counts`
-    are the numbers of queries of the data sets, in the order of the queries."""
+    """Resample the queries of each data set separately, with replacement. Return how often each query was sampled.
+    `counts` are the numbers of queries of the data sets, in the order of the queries."""
     rng = np.random.default_rng(seed)
     return np.concatenate(
         [rng.multinomial(count, np.full(count, 1 / count), size=samples) for count in counts], axis=1
@@ -103,7 +101,7 @@ def bootstrap_interval(values: Float[ndarray, " samples"], confidence: float = 0
 def checked_values(
     scores: ndarray, values: ndarray
 ) -> tuple[Float64[ndarray, " queries"], Float64[ndarray, " queries"]]:
-    """Return checked scores and the values of the same queries, in float64; raises `MetricInputError`."""
+    """Check scores and values of the same queries, and return them in float64; raises `MetricInputError`."""
     where = "selective retrieval"
     scores, values = scores_of(scores, where).astype(np.float64), scores_of(values, where).astype(np.float64)
     if not len(scores) or scores.shape != values.shape:
@@ -113,14 +111,14 @@ def checked_values(
 
 
 def by_score(scores: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the order of descending scores, and the index in it of the last query of each score."""
+    """Return the order of descending scores, and the index in this order of the last query of each score."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
 
 
 def in_blocks(statistic: Statistic, weights: ndarray | None, count: int) -> Float64[ndarray, " samples"]:
-    """Return the statistic of each row of weights, in blocks of bounded memory; without weights, of all queries."""
+    """Return the statistic of each row of weights, in blocks that limit the memory. Without weights: of all queries."""
     weights = np.ones((1, count)) if weights is None else weights
     rows = max(1, BLOCK // count)
     return np.concatenate([statistic(weights[start : start + rows]) for start in range(0, len(weights), rows)])

@@ -1,7 +1,6 @@
 """Significance tests on per-query values of two systems.
 
-`combined_t_test` tests a difference over queries and seeds. `holm` corrects the p-values of several tests.
-"""
+`combined_t_test` tests a difference over queries and seeds. `holm` corrects the p-values of several tests."""
 
 from __future__ import annotations
 
@@ -50,12 +49,11 @@ def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarra
 
     It is the test of the papers (Training dense retrievers with multiple positive passages, Table 2). The interval
     excludes 0 exactly if p < 0.05. If no query differs, t is 0 and p is 1. If all queries differ by the same amount, t
-    and the effect are infinite and p is 0. In a large data set even the smallest difference is significant, because p
-    falls with the number of queries; the effect size (Cohen, 1988) does not.
-    """
+    and the effect are infinite and p is 0. In a large data set, even a very small difference is significant, because p
+    falls with the number of queries. The effect size (Cohen, 1988) does not fall."""
     differences = paired_differences(system, baseline)
     mean, deviation, count = float(differences.mean()), float(differences.std(ddof=1)), len(differences)
-    # A deviation that is only rounding error counts as 0, and 0 / 0 is 0.
+    # Treat a deviation that is only rounding error as 0, and 0 / 0 as 0.
     if deviation > 1e-14 * abs(mean):
         effect = mean / deviation
     else:
@@ -91,13 +89,12 @@ def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndar
 
         p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),   p_(1) <= ... <= p_(m)
 
-    The probability of any false finding then stays at the level. Without a correction, every second comparison over
-    fourteen data sets has a false finding at 0.05. Holm's method holds for any dependence between the tests, and finds
-    at least as much as Bonferroni's. The corrected values have the order of `p_values`.
-    """
+    Then the probability of at least one false finding is at most the level. Without a correction, every second
+    comparison over fourteen data sets has a false finding at the level 0.05. Holm's method is valid for any dependence
+    between the tests, and finds at least as much as Bonferroni's. The corrected values have the order of `p_values`."""
     values = np.asarray(p_values, np.float64)
     if not ((values >= 0) & (values <= 1)).all():
-        raise MetricInputError(f"the p-values are {values.tolist()}", "Holm's correction", "give values from 0 to 1")
+        raise MetricInputError(f"{values.tolist()} are not p-values", "Holm's correction", "give values from 0 to 1")
     order = np.argsort(values, kind="stable")
     scaled = values[order] * np.arange(len(values), 0, -1)
     corrected = np.empty(len(values))

@@ -1,8 +1,8 @@
-"""Model directory of the encoder of a checkpoint; see `resolve_model`.
+"""Conversion of a checkpoint of a run to a model directory; see `resolve_model`.
 
-`RUN/checkpoints/step-N` holds the trained weights in slices: each worker has written a file with its ranges of the
-flattened tensors. `RUN/checkpoints/model.json` has the settings of the model that the run trains. The model is written
-as the run would write it to `RUN/model`."""
+`RUN/checkpoints/step-N` has the trained weights in slices: each worker wrote a file with its ranges of the flattened
+tensors. `RUN/checkpoints/model.json` has the settings of the trained model. The model directory equals the directory
+`RUN/model` that the run would write."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from raytriever.models.save_model import write_model
 
 STATE, WEIGHTS = "state.json", "weights"
 _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
-_REMEDY = "name a checkpoint in the directory of its run"
-CHECKPOINT = "the checkpoint"  # location of an error in a state; the caller replaces it by the path
+_REMEDY = "give a checkpoint that is still in the directory of its run"
+CHECKPOINT = "the checkpoint"  # `where` of errors about slices; the caller replaces it by the path
 OTHER_OUTPUT = f"give another {setting('output')}"
 
 
@@ -74,14 +74,14 @@ def whole_model(checkpoint: Path) -> Path:
 @torch.no_grad()
 def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
     retriever = load_retriever(trained.model, base_type(trained.model.lora_rank, trained.precision))
-    prepare_for_training(retriever, trained.model, seed=0)  # trained weights replace all that depends on the seed
+    prepare_for_training(retriever, trained.model, seed=0)  # any seed: trained weights replace what depends on it
     own = {f"{_RETRIEVER}{name}": parameter for name, parameter in retriever.named_parameters()}
     missing = {name for name, parameter in own.items() if parameter.requires_grad}
     for name, values in whole_tensors(read_slices(checkpoint, WEIGHTS)):
         if not name.startswith(_RETRIEVER):  # a parameter of the loss
             continue
         if name not in own or own[name].shape != values.shape:
-            raise StorageError(f"is of another model than {CHECKPOINTS}: {name} differs", str(checkpoint), _REMEDY)
+            raise StorageError(f"has another model than {CHECKPOINTS}: {name} differs", str(checkpoint), _REMEDY)
         own[name].copy_(values)
         missing.discard(name)
     if missing:
@@ -91,18 +91,12 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
 
 @dataclass(frozen=True)
 class Slice:
-    """Range of values of a flattened tensor.
-
-    Args:
-        values: values of the range, one-dimensional.
-        start: index of the first value in the flattened tensor.
-        shape: shape of the whole tensor.
-    """
+    """Range of values of a flattened tensor."""
 
     name: str
-    values: Tensor
-    start: int
-    shape: tuple[int, ...]
+    values: Tensor  # values of the range, one-dimensional
+    start: int  # index of the first value in the flattened tensor
+    shape: tuple[int, ...]  # shape of the whole tensor
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
@@ -123,16 +117,16 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
 
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
-    """Join slices to whole tensors. Slices of the same name must follow each other, in any order."""
+    """Join slices to whole tensors. Slices of the same tensor must be adjacent; their order does not matter."""
     for name, parts in groupby(slices, key=lambda one: one.name):
         yield name, _whole(name, list(parts))
 
 
 def _whole(name: str, parts: list[Slice]) -> Tensor:
     shape = parts[0].shape
-    # Checked before memory for the whole tensor is allocated: the shape comes from a file.
+    # Check this before allocating the whole tensor, because its shape comes from a file.
     if not all(part.values.is_floating_point() for part in parts):
-        raise StorageError(f"{name} has values that are no floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
+        raise StorageError(f"{name} has values that are not floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
     if (values := sum(len(part.values) for part in parts)) != prod(shape):
         raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, OTHER_OUTPUT)
     whole = torch.empty(shape, dtype=parts[0].values.dtype)
@@ -150,7 +144,7 @@ def _whole(name: str, parts: list[Slice]) -> Tensor:
 
 
 def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return the start, and the shape of the whole tensor, of each slice of a file that is not a whole tensor."""
+    """Return, for each slice of a file that is not a whole tensor, its start and the shape of the whole tensor."""
     positions = {}
     for name, text in (tensors.metadata() or {}).items():
         fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)

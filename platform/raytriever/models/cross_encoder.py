@@ -1,9 +1,8 @@
 """Cross-encoder: a model that reads a query and a passage together and returns one relevance score.
 
-Its directory is that of a transformers model for sequence classification with one label, such as a CrossEncoder of
+Its directory holds a transformers model for sequence classification with one label, such as a CrossEncoder of
 sentence-transformers. Weights are read from safetensors only, and no code of the directory runs. The directory names an
-activation, by default a sigmoid. A call returns scores after the activation; `logits` returns them before it.
-"""
+activation; the default is a sigmoid. A call returns scores after the activation, `logits` scores before it."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from raytriever.models.tokenization import load_tokenizer
 
 # Maximum number of tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
-POSITIONS = 512  # limit of a model that names none
+POSITIONS = 512  # maximum length if the model has no limit
 _SMALLEST = 8  # minimum length of a pair: its special tokens, and a few tokens of each text
 ACTIVATIONS = ("Identity", "Sigmoid")
 
@@ -115,11 +114,11 @@ def _check_plain(files: ModelFiles) -> None:
         kinds = ", ".join(["Transformer", *after])
         raise ModelError(f"consists of {kinds} and is not a plain cross-encoder", str(files.directory), "name another")
     if prompt := files.library.get("default_prompt_name"):
-        raise ModelError(f"needs the prompt {prompt!r}", str(files.directory), "name a cross-encoder without a prompt")
+        raise ModelError(f"needs the prompt {prompt!r}", str(files.directory), "give a cross-encoder without a prompt")
 
 
 def _activation(config: Any, settings: Library) -> str:
-    """Return the activation that the settings file (sentence-transformers 6) or else `config.json` names."""
+    """Return the activation that the settings of sentence-transformers 6 name, or else `config.json`."""
     in_config = getattr(config, "sentence_transformers", None) or {}
     of_old = getattr(config, "sbert_ce_default_activation_function", None)
     path = settings.get("activation_fn") or in_config.get("activation_fn") or of_old or "Sigmoid"

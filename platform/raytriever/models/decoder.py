@@ -1,9 +1,8 @@
-"""Decoders as encoders: the end token that last-token pooling reads, and attention to later tokens.
+"""Decoders as encoders: the end token for last-token pooling, and attention to later tokens.
 
-In a decoder, the state of a token depends on earlier tokens only, so only the last state depends on the whole text.
-Models such as Qwen3-Embedding and E5-Mistral are trained with an end token after every text, and pool its state. If the
-tokenizer does not append this token, the state of the last word is silently pooled instead.
-"""
+In a decoder, the state of a token depends only on this and earlier tokens, so only the last state depends on the whole
+text. Models such as Qwen3-Embedding and E5-Mistral are trained with an end token after every text, and pool its state.
+If the tokenizer does not append this token, the state of the last word is silently pooled instead."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ _PROBE_TOKENS = 6
 
 
 def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: Path) -> None:
-    """Let a tokenizer append its end token to every text, in place, or warn that last-token pooling reads none.
+    """Make a tokenizer append its end token to every text, in place. Or warn that last-token pooling gets no end token.
 
-    The change is made in the post-processor, which is stored in `tokenizer.json`. So the saved tokenizer appends the
-    token in every library. A tokenizer that already ends its texts with a special token does not change. Raise
+    The change is made in the post-processor, which is stored in `tokenizer.json`. So in every library, the saved
+    tokenizer appends the token. A tokenizer that already ends its texts with a special token does not change. Raise
     `ConfigError` if the tokenizer has no end token to append.
 
     Args:
@@ -48,7 +47,7 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
 
 
 def _set_template(tokenizer: Any, before: list[str], end: str) -> None:
-    """Replace the template of a tokenizer's post-processor. Its byte-level step, which sets offsets, is kept."""
+    """Replace the template in a tokenizer's post-processor. Keep its byte-level step, which sets offsets."""
     from tokenizers import processors
 
     backend = tokenizer.backend_tokenizer
@@ -80,7 +79,7 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
         return
     config.is_causal = not bidirectional
     if not bidirectional and hasattr(config, "is_decoder"):
-        # BERT-like models make their mask by `is_decoder`; for them `is_causal` only counts in batches without padding.
+        # In BERT-like models, `is_decoder` determines the mask. They use `is_causal` only in batches without padding.
         config.is_decoder = True
     if any(attends_to_later_tokens(backbone, padding) != bidirectional for padding in (0, 1)):
         flag, tokens = setting("bidirectional", bidirectional), "earlier" if bidirectional else "later"

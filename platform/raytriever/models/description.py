@@ -1,9 +1,8 @@
 """Description of an encoder in its model directory: pooling, similarity, towers, prompts and lengths.
 
 Three kinds of directories are read: those of raytriever (`raytriever.json`), those of sentence-transformers
-(`modules.json`), and plain transformers checkpoints. For the last, cosine similarity is assumed, and the pooling that
-sentence-transformers assumes: the last token for a causal language model, else the mean.
-"""
+(`modules.json`), and plain transformers checkpoints. For a plain checkpoint, cosine similarity is assumed, and the same
+pooling as in sentence-transformers: the last token for a causal language model, else the mean."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class Description:
     `truncate_dim` is the number of first components of an embedding to keep, or None for all. `prompts` are the prompts
     of the model by name. If `pool_prompt` is False, the tokens of the prompt are not pooled. `append_eos` (`auto`,
     `yes` or `no`) adds the end token to texts. `bidirectional` lets the tokens of a decoder attend to later tokens, or
-    forbids it; None leaves it to `config.json`.
-    """
+    forbids it; None leaves it to `config.json`."""
 
     pooling: str = "mean"
     similarity: str = "cosine"
@@ -55,7 +53,7 @@ class Description:
     bidirectional: bool | None = None
 
     def flags(self) -> dict[str, Any]:
-        """Return the settings that `ModelConfig` has too, by name."""
+        """Return, by name, the settings that are also settings of `ModelConfig`."""
         known = {each.name for each in fields(ModelConfig)}
         return {name: value for name, value in asdict(self).items() if name in known}
 
@@ -76,17 +74,16 @@ class Description:
 
 
 def used_settings(config: ModelConfig, description: Description) -> dict[str, object]:
-    """Return the settings of an encoder; those that the user left out come from its description."""
+    """Return the settings of an encoder. If the user did not set one, its value in the description is returned."""
     return {name: value for name, value in (asdict(config) | description.flags()).items() if value is not None}
 
 
 def describe(files: ModelFiles, config: ModelConfig) -> Description:
     """Return the description in a model directory, overridden by the user's settings.
 
-    Log one line if a setting overrides the pooling or similarity of the files, or if stored prompts do not apply. Raise
+    Log one line if a setting overrides the pooling or similarity of the files, or if stored prompts are not used. Raise
     `ModelError` if a file is damaged or describes what raytriever does not support. Raise `ConfigError` if the settings
-    name a prompt that the model does not store, or contradict each other.
-    """
+    name a prompt that the model does not store, or contradict each other."""
     check_prompt_names(config)
     described = stored_description(files, config)
     overrides = {name: value for name in described.flags() if (value := getattr(config, name)) is not None}
@@ -106,7 +103,7 @@ def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
     not supported.
 
     Args:
-        config: settings of the user, with which some of the files are not needed.
+        config: settings of the user. Depending on them, some files are not needed.
     """
     where = files.directory
     if files.own is not None:
@@ -118,7 +115,7 @@ def stored_description(files: ModelFiles, config: ModelConfig) -> Description:
         check_options(replace(ModelConfig(), **described.flags()))
     except ConfigError as error:
         what, setting_name, remedy = error.args
-        raise ModelError(f"has a value that {setting_name} refuses: {what}", str(where), remedy) from error
+        raise ModelError(f"has an invalid value of {setting_name}: {what}", str(where), remedy) from error
     return described
 
 
@@ -126,8 +123,7 @@ def head_modules(files: ModelFiles, description: Description, config: ModelConfi
     """Return, for each side, the modules after the pooling that an encoder must run.
 
     A Normalize module at the end is left out, because cosine similarity normalizes all embeddings. It is kept only if
-    both the model's own similarity and the one in use are the dot product.
-    """
+    the similarity is the dot product both in the model's files and in the settings."""
     is_exact = description.similarity == stored_description(files, config).similarity == "dot"
     heads: dict[Side, tuple[Module, ...]] = {}
     for side, pipeline in files.sides.items():
@@ -158,7 +154,7 @@ def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, 
 def _plain(files: ModelFiles) -> dict[str, Any]:
     transformer = files.sides["passage"].transformer
     sides, config = transformer.lengths, transformer.config
-    # In a causal language model, only the last token has seen the whole text.
+    # In a causal language model, only the state of the last token depends on the whole text.
     is_causal = str((config.architectures or [""])[0]).endswith("ForCausalLM")
     pooling = "last" if is_causal and getattr(config, "is_causal", True) is not False else "mean"
     return {"pooling": pooling, "query_length": sides["query"], "passage_length": sides["passage"]}
@@ -195,7 +191,7 @@ def _sentence_transformers(files: ModelFiles, config: ModelConfig) -> dict[str, 
 
 
 def _similarity(library: Library, directory: Path, config: ModelConfig) -> str:
-    """Return the similarity that the files name. sentence-transformers leaves it out for cosine."""
+    """Return the similarity that the files name. For cosine, sentence-transformers writes no name."""
     similarity = library.get("similarity_fn_name") or "cosine"
     if similarity in SIMILARITIES:
         return str(similarity)

@@ -1,7 +1,7 @@
-"""Device and precision of the encoder: a GPU if there is one, and bf16 on hardware that multiplies it faster.
+"""Device and precision of the encoder: a GPU if there is one, and bf16 if the hardware is faster with it.
 
-Trained weights are float32, and `bf16` means autocast. The frozen weights under LoRA adapters are never updated, so
-they are stored directly in the precision of the arithmetic."""
+Trained weights are float32, and `bf16` means autocast. With LoRA adapters, the frozen weights are never updated, so
+they are stored directly in the precision of the computation."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _report = cache(warn)
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:
-    """Return the precision, `fp32`, `bf16` or `int8`; for None, the faster of the first two on this device. Raise
-    `ConfigError` if `bf16` is requested on a GPU that lacks it, or `int8` on a GPU."""
+    """Return the precision, `fp32`, `bf16` or `int8`. For None, return the faster of `fp32` and `bf16` on this device.
+    Raise `ConfigError` if `bf16` is requested on a GPU that lacks it, or `int8` on a GPU."""
     if device.type == "cuda" and precision == "int8":
         what = "int8 encodes on a CPU only"
-        raise ConfigError(what, setting("precision"), "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES=")
+        raise ConfigError(what, setting("precision"), "use bf16, or hide the GPUs: CUDA_VISIBLE_DEVICES=")
     if device.type == "cuda" and precision != "fp32":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:
@@ -52,20 +52,20 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
         return precision
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     has_bf16 = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("amx_tile")
-    # `ONEDNN_MAX_CPU_ISA` may forbid the instructions: bf16 is then emulated, several times slower than fp32.
+    # If `ONEDNN_MAX_CPU_ISA` forbids the instructions, bf16 is emulated, and is several times slower than fp32.
     return "bf16" if has_bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Return the autocast context of the encoder; trained weights and losses stay float32."""
+    """Return the autocast context of the encoder. Trained weights and losses stay in float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def type_of(precision: str) -> torch.dtype:
-    """Return the type of weights that are not trained, for a precision."""
+    """Return the type of frozen weights for a precision."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def base_type(lora_rank: int, precision: str) -> torch.dtype:
-    """Return the type in which training loads an encoder: float32, or that of the precision under LoRA adapters."""
+    """Return the type in which training loads an encoder: float32, but with LoRA adapters `type_of(precision)`."""
     return type_of(precision) if lora_rank else torch.float32

@@ -1,4 +1,4 @@
-"""Memory of a device: how much is free, the error if something does not fit, and copies to the host."""
+"""Memory of a device: free bytes, errors if something does not fit, and copies to the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytriever.core.errors import ConfigError, setting
 from raytriever.core.machine import free_system_memory
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-# Messages of out-of-memory errors that torch raises as plain RuntimeError: by cuBLAS, CUDA, NCCL and the CPU.
+# Messages of out-of-memory errors of cuBLAS, CUDA, NCCL and the CPU that torch raises as plain RuntimeError.
 _MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -45,14 +45,14 @@ def memory_error(what: str, device: torch.device, name: str | None = None) -> Co
     Args:
         what: clause that says what is too large.
         device: device whose memory is full.
-        name: setting that decides the size, `passage_length` or `batch_tokens`; None if only free memory helps.
+        name: setting that determines the size, `passage_length` or `batch_tokens`. None if only more memory helps.
     """
     remedies = {
         "passage_length": f"free memory of the device, or give shorter texts, a smaller {setting('batch_size')}, a "
         "smaller model, or a strategy that shards more",
         "batch_tokens": "give fewer tokens",
-        None: "end the processes that use the GPU (nvidia-smi lists them), or choose another one by "
-        "CUDA_VISIBLE_DEVICES, or the CPU by CUDA_VISIBLE_DEVICES=''",
+        None: "end the processes that use the GPU (nvidia-smi lists them), or choose another GPU with "
+        "CUDA_VISIBLE_DEVICES, or the CPU with CUDA_VISIBLE_DEVICES=''",
     }
     return ConfigError(what, setting(name) if name else str(device), remedies[name])
 
@@ -76,16 +76,16 @@ def move_to(module: ModuleT, device: torch.device) -> ModuleT:
         if not is_out_of_memory(error) or device.type != "cuda":
             raise
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-    left = "which has no memory left even for CUDA"
+    left = "which has no free memory at all"
     with suppress(RuntimeError):
         free, total = torch.cuda.mem_get_info(device)
-        left = f"of whose {total / 1e9:.1f} GB only {free / 1e9:.1f} GB are free"
+        left = f"which has {free / 1e9:.1f} GB free of {total / 1e9:.1f} GB"
     what = f"the model has {size / 1e9:.1f} GB and does not fit into the memory of this GPU, {left}"
     raise memory_error(what, device)
 
 
 class HostCopy:
-    """Copy of a tensor to the CPU. The constructor starts it, and only `read` waits for the device."""
+    """Copy of a tensor to the CPU. The constructor starts the copy. Only `read` waits for the device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._values, self._copied = tensor, None
@@ -95,7 +95,7 @@ class HostCopy:
             self._copied.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> ndarray:
-        """Return the values; waits until the device has computed them."""
+        """Wait until the device has computed and copied the values, and return them."""
         if self._copied is not None:
             self._copied.synchronize()
         values: ndarray = self._values.numpy()

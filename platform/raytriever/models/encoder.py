@@ -1,5 +1,5 @@
-"""Encoder of one tower: transformer, pooling, a head of further modules, truncation if requested, and normalization
-for cosine similarity."""
+"""Encoder of one tower: transformer, pooling, a head of further modules, optional truncation, and normalization for
+cosine similarity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raytriever.models.packed_attention import packed_states
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pooling import Mask, States, pool, pool_packed
 
-# Encoder-decoder models of which transformers can load the encoder only.
+# Encoder-decoder models from which transformers can load only the encoder.
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
 # Models whose layers read their dropout probabilities from the configuration.
 READ_CONFIG = ("falcon",)
@@ -81,7 +81,7 @@ class Encoder(nn.Module):
         return _outermost_lists(self.backbone)
 
     def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
-        """Encode one packed batch, or a padded one with `input_ids`, `attention_mask` and, if used, `token_type_ids`.
+        """Encode one packed batch, or one padded batch with `input_ids`, `attention_mask` and perhaps `token_type_ids`.
 
         Args:
             left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
@@ -124,8 +124,8 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, 
 
     Args:
         transformer: folder and configuration of the model.
-        dtype: type of the weights; stored weights of another type are converted one at a time.
-        weights: if False, weights are not read, and the model is on the meta device.
+        dtype: type of the weights. Stored weights of another type are converted one at a time.
+        weights: if False, no weights are read, and the model is on the meta device.
     """
     directory, config = transformer.folder, transformer.config
     disable_cache(config)
@@ -144,7 +144,7 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, 
 
 
 def _model_class(config: Any, directory: Path) -> Any:
-    """Return the class that loads a model. Of a T5, it loads the encoder only."""
+    """Return the class that loads a model. From a T5, it loads only the encoder."""
     from transformers import AutoModel, AutoModelForTextEncoding
 
     if config.model_type in ENCODERS_WITH_DECODER:
@@ -194,8 +194,9 @@ def _set_probabilities(holder: Any, probability: float) -> None:
 
 @torch.no_grad()
 def check_precision(backbone: nn.Module, precision: str) -> None:
-    """Check, with two short texts, that a transformers model computes in its precision and the active autocast. Raise
-    `ConfigError` if an operation of the model does not exist in this precision, such as the Fourier transform in bf16.
+    """Check, with two short texts, that a transformers model can compute in its precision and with the active autocast.
+    Raise `ConfigError` if an operation of the model does not exist in this precision, such as the Fourier transform in
+    bf16.
 
     Args:
         precision: name of the precision for the error message.

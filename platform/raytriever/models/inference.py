@@ -1,13 +1,12 @@
 """Encoders of texts: their protocol, and the encoding of batches on the device of a model.
 
-Texts are sorted by length, which keeps padding to a few percent, and cut into batches of equal cost. The cost is
-counted in tokens, because tokens cost time and memory. Tokens of long texts count more (`packing.token_cost`), because
-attention is quadratic. Batches depend on the lengths and the budget only, so the same rows give the same bytes in every
-process. On a CPU, several threads encode a batch each.
+Texts are sorted by length, so that padding is only a few percent, and cut into batches of equal cost. The cost is the
+number of tokens, because time and memory depend on it. In long texts a token costs more (`packing.token_cost`), because
+attention is quadratic. Batches depend only on the lengths and the budget, so the same rows give the same bytes in every
+process. On a CPU, several threads encode one batch each.
 
-Nothing waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory and copies them
-on a separate stream. Embeddings are copied back into pinned memory, once for each batch.
-"""
+No code waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory, and copies them
+on a separate stream. The embeddings of each batch are copied back into pinned memory."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ from raytriever.models.tokenization import content_tokenizer_json
 
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
-# Minimum of tokens times embedding dimension in a GPU batch. Narrow encoders get more tokens, because Python takes 5 ms
-# to launch any batch.
+# Minimum of tokens times embedding dimension in a GPU batch. Encoders of small dimension get more tokens per batch: to
+# launch a batch, Python takes 5 ms.
 _GPU_STATES = 1 << 26
 _AHEAD = 2  # number of batches to make ahead of the encoder
 # Maximum number of threads that encode on a CPU, and minimum of batches per thread, which outweigh the wait at the end.
@@ -48,7 +47,7 @@ MOST_THREADS, _PER_THREAD = 8, 2
 
 
 class Pending(Protocol):
-    """Embeddings that may still be computed."""
+    """Embeddings that may not be finished yet."""
 
     def result(self) -> Float32[ndarray, "texts width"]:
         """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
@@ -57,13 +56,13 @@ class Pending(Protocol):
 class TextEncoder(Protocol):
     """Encoder of the texts of two sides: a `Retriever`, an endpoint or a function.
 
-    `contents` turns texts into contents (for a `Retriever`, token ids), `assemble` turns contents into inputs, and
+    `contents` converts texts to contents (for a `Retriever`, token ids), `assemble` converts contents to inputs, and
     `start` encodes batches of inputs.
 
     Attributes:
-        tokenizer: None if contents are texts, so that the tokens of a prepared data set are not used.
-        is_local: True if other processes can load this encoder too.
-        is_int8: True if it multiplies 8-bit integers.
+        tokenizer: None if contents are texts. Then the tokens of a prepared data set are not used.
+        is_local: True if other processes can also load this encoder.
+        is_int8: True if its linear layers multiply 8-bit integers.
     """
 
     description: Description
@@ -86,13 +85,13 @@ class TextEncoder(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights in the memory of this process."""
+        """Number of bytes of the weights in the memory of this process."""
 
     def summary(self) -> str:
         """Describe in one line how the model encodes."""
 
     def digest(self, config: ModelConfig, side: Side) -> str:
-        """Return the SHA-256 of all that embeddings depend on, except texts and the settings of the description."""
+        """Return the SHA-256 of all that embeddings depend on, except the texts and the settings of the description."""
 
     def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
         """Return the prompts of a data set with these names."""
@@ -107,13 +106,13 @@ class TextEncoder(Protocol):
         """Return the input of each content."""
 
     def announce(self, contents: Iterable[Any]) -> None:
-        """Report the price of encoding contents, before the first of them is encoded."""
+        """Report how much it costs to encode the contents. This is called before the first is encoded."""
 
     def token_budget(self, device: str | None = None) -> int:
         """Return the default number of tokens per batch."""
 
     def batches(self, inputs: Sequence[Any], budget: int) -> list[list[int]]:
-        """Cut inputs into batches; return the indices of the inputs of each batch."""
+        """Divide inputs into batches, and return the indices of the inputs of each batch."""
 
     def start(
         self,
@@ -123,24 +122,17 @@ class TextEncoder(Protocol):
         on_progress: Callable[[int], None] | None = None,
         prompt: str | Sequence[str] | None = None,
     ) -> Pending:
-        """Start to encode batches. `on_progress` is called with the number of texts of each batch."""
+        """Start encoding batches. `on_progress` is called with the number of texts of each batch."""
 
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """Embeddings that a GPU may still compute.
+    """Embeddings that a GPU may still compute."""
 
-    Args:
-        values: embeddings on the CPU, in the order of the batches.
-        order: index of the text of each embedding.
-        texts: number of texts; a text without an embedding gets zeros.
-        computed: event after the last copy; None on a CPU.
-    """
-
-    values: Float32[torch.Tensor, "encoded width"]
-    order: Sequence[int]
-    texts: int
-    computed: torch.cuda.Event | None
+    values: Float32[torch.Tensor, "encoded width"]  # embeddings on the CPU, in the order of the batches
+    order: Sequence[int]  # index of the text of each embedding
+    texts: int  # number of texts. A text without an embedding gets zeros.
+    computed: torch.cuda.Event | None  # event after the last copy; None on a CPU
 
     def result(self) -> Float32[ndarray, "texts width"]:
         """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
@@ -152,7 +144,7 @@ class PendingEmbeddings:
 
 
 class BatchEncoder(nn.Module):
-    """Model that encodes batches on its device: the part of `Retriever` that implements `TextEncoder`."""
+    """Model that encodes batches on its device. `Retriever` implements `TextEncoder` with it."""
 
     query: Any
     passage: Any
@@ -183,7 +175,7 @@ class BatchEncoder(nn.Module):
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
 
     def digest(self, config: ModelConfig, side: Side) -> str:
-        """Return the SHA-256 of the weights in the directory that `config` names, the tokenizer and a side's head."""
+        """Return the SHA-256 of the weights in the directory of `config`, of the tokenizer, and of the side's head."""
         directory = resolve_model(config.model, config.revision)
         files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
         weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
@@ -193,15 +185,15 @@ class BatchEncoder(nn.Module):
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def announce(self, contents: Iterable[Any]) -> None:
-        """Report nothing: encoding here has no price."""
+        """Do nothing: encoding on this machine costs no money."""
 
     def token_budget(self, device: str | None = None) -> int:
-        """Return the default number of tokens per batch for a type of device, by default that of the weights."""
+        """Return the default number of tokens per batch for a type of device (by default the type of this device)."""
         device = device or self.device.type
         return max(TOKEN_BUDGET[device], _GPU_STATES // self.width if device == "cuda" else 0)
 
     def batches(self, inputs: Sequence[ndarray], budget: int) -> list[list[int]]:
-        """Sort texts by descending length, and cut them into batches that cost at most `budget` tokens with padding.
+        """Sort texts by descending length, and divide them into batches. With padding, a batch costs at most `budget`.
 
         Returns:
             Indices of the texts of each batch. In int8, all texts of a batch have the same padded length.
@@ -228,14 +220,14 @@ class BatchEncoder(nn.Module):
     ) -> PendingEmbeddings:
         """Encode batches, without waiting for a GPU to compute them.
 
-        On a CPU, several threads encode a batch each. That is faster than all cores on one batch, because no core waits
-        for another between two layers or while Python runs. The model is put into evaluation mode.
+        On a CPU, several threads encode one batch each. This is faster than all cores on one batch, because no core
+        waits for another between two layers or while Python runs. The model is put into evaluation mode.
 
         Args:
             inputs: token ids of the texts; see `Retriever.assemble`.
             rows: indices of the texts of each batch; a batch may be empty.
             on_progress: called with the number of texts of each batch, when it is encoded, or queued on a GPU.
-            prompt: prompt that all texts begin with, or one for each; by default that of the side.
+            prompt: prompt with which all texts begin, or a list with one for each; by default the prompt of the side.
         """
         device = self.device
         on_gpu = device.type == "cuda"
@@ -243,7 +235,7 @@ class BatchEncoder(nn.Module):
         starts = list(accumulate((len(batch) for batch in rows), initial=0))
         values = torch.empty((len(order), self.width), pin_memory=on_gpu)
         if any(each.training for each in (self, self.query, self.passage)):
-            self.eval()  # only if needed: it visits each layer, which takes a tenth of the time of a query
+            self.eval()  # not at every call: a visit to each layer takes a tenth of the time of a query
         with torch.inference_mode():
             lengths = self.prompt_lengths(prompt, side, len(inputs))
 
@@ -300,7 +292,7 @@ def _encode_side_by_side(
             for worker in [pool.submit(work, each < cores % threads) for each in range(threads)]:
                 worker.result()
         finally:
-            with lock:  # after an error or an interruption, no thread starts another batch
+            with lock:  # no thread starts another batch after an error or an interruption
                 numbers = iter(())
             torch.set_num_threads(cores)
 
@@ -308,7 +300,7 @@ def _encode_side_by_side(
 def _feed(
     make: Callable[[Sequence[int]], TokenBatch], batches: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[TokenBatch]:
-    """Yield batches on the device (empty ones as {}); a thread makes the next ones while the caller encodes one."""
+    """Yield batches on the device; an empty batch is {}. A thread makes the next ones while the caller encodes one."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def on_device(rows: Sequence[int]) -> tuple[TokenBatch, torch.cuda.Event | None]:
@@ -330,7 +322,7 @@ def _feed(
                     tensor.record_stream(current)
         return tokens
 
-    if len(batches) == 1:  # nothing to make ahead
+    if len(batches) == 1:  # there is no next batch to make
         yield arrived(*on_device(batches[0]))
         return
     with ThreadPoolExecutor(1) as thread:

@@ -1,13 +1,12 @@
-"""LoRA adapters, which are trained instead of the encoder's weights (Hu et al., 2022, arXiv:2106.09685), by `peft`.
+"""LoRA adapters, which are trained instead of the encoder's weights (Hu et al., 2022, arXiv:2106.09685), with `peft`.
 
 A linear layer W x becomes W x + (alpha / rank) B A x. A has `rank` rows, and B has `rank` columns and is initially
-zero. W and all other weights are frozen, so only A and B have gradients and optimizer moments. Adapters are inside the
-encoder, whose class and settings do not change. The saved weights are W + (alpha / rank) B A, so reading them does not
-need `peft`. If W is bf16, A and B are float32; the sum is computed in float32 and then rounded.
+zero. W and all other weights are frozen, so only A and B have gradients and optimizer moments. The encoder keeps its
+class and settings. The saved weights are W + (alpha / rank) B A, so reading them does not need `peft`. If W is bf16, A
+and B are float32; the sum is computed in float32 and then rounded.
 
 By default every linear layer of the blocks gets adapters. Dettmers et al. (2023, arXiv:2305.14314, figure 2) found this
-more important than the rank. The pooler gets none, because embeddings do not depend on it.
-"""
+more important than the rank. The pooler gets no adapters, because embeddings do not depend on it."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
     inject_adapter_in_model(settings, backbone)
     for parameter in backbone.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # peft creates adapters in the type of their layer
+            parameter.data = parameter.data.float()  # peft has created the adapter in the type of its layer
 
 
 def share_frozen(one: nn.Module, other: nn.Module) -> None:
@@ -77,10 +76,10 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
 
 
 def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
-    """Write the adapters in `peft`'s format, which sentence-transformers and transformers load onto the base.
+    """Write the adapters in the format of `peft`. sentence-transformers and transformers load them onto the base.
 
     Args:
-        config: settings of the model, which name the base. A local base is named by its absolute path.
+        config: settings with the name of the base. The absolute path of a local base is written.
     """
     (settings,) = backbone.peft_config.values()
     is_local = config.model == MINILM or expanded(config.model).exists()
@@ -97,7 +96,7 @@ def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
 
 
 def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
-    """Return the full names of the linear layers with these suffixes; by default all except those of the pooler."""
+    """Return the full names of the linear layers with these suffixes, by default of all outside the pooler."""
     linear = [
         name
         for name, module in backbone.named_modules()

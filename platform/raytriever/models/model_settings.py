@@ -1,4 +1,4 @@
-"""Settings of the encoder. This module imports nothing heavy, because the command line reads it for `--help`."""
+"""Settings of the encoder. This module imports quickly, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytriever.models.prompts import read_prompts
 POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
 SIMILARITIES = ("cosine", "dot")
 TOWERS = ("shared", "separate")
-# Settings that affect embeddings; the other settings affect training only.
+# Settings that affect embeddings. The other settings affect only training.
 READING = (
     "model", "revision", "pooling", "similarity", "towers", "query_prompt", "passage_prompt", "query_prompt_name",
     "passage_prompt_name", "dataset_prompts", "query_length", "passage_length", "truncate_dim", "append_eos",
@@ -24,8 +24,8 @@ APPEND_EOS = ("auto", "yes", "no")
 
 
 def read_append_eos(value: str | bool) -> str:
-    """Return one of `APPEND_EOS`. YAML reads an unquoted yes or no as true or false. Raise `ValueError` if the value is
-    none of these."""
+    """Return one of `APPEND_EOS`. A bool is accepted, because YAML reads an unquoted yes or no as true or false. Raise
+    `ValueError` if the value is none of these."""
     name = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
     if name not in APPEND_EOS:
         raise ValueError(f"choose from {', '.join(APPEND_EOS)}")
@@ -33,14 +33,14 @@ def read_append_eos(value: str | bool) -> str:
 
 
 def read_pooling(text: str) -> str:
-    """Check a pooling: one mode, or several joined by `+`, whose vectors are concatenated. Raise `ValueError` if a mode
-    is unknown or repeated."""
+    """Check a pooling: one mode, or several modes joined by `+`. The vectors of several modes are concatenated. Raise
+    `ValueError` if a mode is unknown or repeated."""
     modes = text.split("+")
     unknown = [mode for mode in modes if mode not in POOLINGS]
     if unknown:
         raise ValueError(did_you_mean(unknown[0], POOLINGS))
     if len(set(modes)) < len(modes):
-        raise ValueError("name each mode once")
+        raise ValueError("give each mode only once")
     return text
 
 
@@ -110,13 +110,13 @@ class ModelConfig:
     )
 
     def identity(self) -> dict[str, Any]:
-        """Return all settings, those of embeddings and those of training."""
+        """Return all settings, for embeddings and for training."""
         return asdict(self)
 
 
 def check_prompt_names(config: ModelConfig) -> None:
-    """Check that a prompt is not given by text and by name; raises `ConfigError`."""
+    """Raise `ConfigError` if a prompt is given both by text and by name."""
     for name in ("query_prompt", "passage_prompt"):
         if getattr(config, name) is not None and getattr(config, f"{name}_name") is not None:
             where = setting(f"{name}_name")
-            raise ConfigError(f"and {setting(name)} contradict each other", where, "give one of them")
+            raise ConfigError(f"contradicts {setting(name)}", where, "give one of the two")

@@ -1,15 +1,14 @@
-"""Attention over packed texts, registered with transformers by name: a token attends to tokens of its own text only.
+"""Attention over packed texts, registered with transformers by name. A token attends only to tokens of its own text.
 
 On CUDA in bfloat16 or float16, one flash-attention kernel (Dao 2023, arXiv:2307.08691) computes all texts of a layer.
 Its forward pass does not split the keys of a text over blocks, so the result of a text does not depend on the other
-texts. Its backward pass sums the gradients of queries in a fixed order only under
-`torch.use_deterministic_algorithms`, so this setting is on during that kernel. torch's `varlen_attn` calls the same
-kernel, but has no dropout. In float32 and on a CPU, torch's fused attention computes one text after another.
+texts. Its backward pass sums the gradients of queries in a fixed order only with deterministic algorithms
+(`torch.use_deterministic_algorithms`), so they are on during that kernel. torch's `varlen_attn` calls the same kernel,
+but has no dropout. In float32 and on a CPU, torch's fused attention computes one text after another.
 
-Padded batches of the same model use torch's fused attention with an explicit mask. transformers would first read the
-mask to see whether it can be left out, for which the CPU would wait for the GPU. The backward pass of this kernel
-splits the keys of texts above 256 tokens over blocks. It sums them in no fixed order unless deterministic algorithms
-are on.
+Padded batches of the same model use torch's fused attention with an explicit mask. Without it, transformers would read
+the mask to see whether it is needed, and the CPU would wait for the GPU. The backward pass of this kernel splits the
+keys of texts with more than 256 tokens over blocks. Without deterministic algorithms, it sums them in no fixed order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FROM_ZERO = frozenset({
     "albert", "bert", "distilbert", "electra", "ernie", "eurobert", "gemma", "gemma3_text", "granite", "llama",
     "mistral", "modernbert", "nomic_bert", "phi3", "qwen2", "qwen3",
 })  # fmt: skip
-# The same, with positions that begin after that of the padding token.
+# Models of the same kind whose positions begin after the position of the padding token.
 AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 OBSTACLES = dict.fromkeys(("mpnet", "t5", "mt5", "umt5", "deberta", "deberta-v2"), "its attention has a position bias")
 # The gradient of an embedding with at most this number of rows is a product with one-hot rows, made for this number of
@@ -41,7 +40,7 @@ WIDTHS = range(8, 257, 8)  # head dimensions that flash attention supports
 
 
 def packing_obstacle(backbone: nn.Module) -> str | None:
-    """Return the reason why a transformers model cannot encode packed texts; None if it can."""
+    """Return why a transformers model cannot encode packed texts. Return None if it can."""
     config: Any = backbone.config
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention has a soft cap"
@@ -57,7 +56,7 @@ def first_position(backbone: nn.Module) -> int:
 
 
 def use_packed_attention(backbone: Any) -> None:
-    """Use this attention in a transformers model that can encode packed texts, in place."""
+    """Make a transformers model use this attention, in place. The model must be able to encode packed texts."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
@@ -72,7 +71,7 @@ def packed_states(backbone: Any, part: TokenBatch) -> Tensor:
     output = backbone(
         input_ids=part["input_ids"],
         position_ids=part["position_ids"],
-        # transformers passes a four-dimensional mask to the attention unchanged, and makes none itself.
+        # transformers makes no mask itself if it gets a four-dimensional one, and passes it to the attention unchanged.
         attention_mask=part["starts"].view(1, 1, 1, -1),
         max_length_q=int(part["lengths"].max()),
     )
@@ -95,12 +94,12 @@ def attention(
     """Attention function for transformers.
 
     Args:
-        module: attention layer; dropout is applied in its training mode only.
-        query, key, value: states, `[1, heads, tokens, width]`; there may be fewer key and value heads (grouped heads).
+        module: attention layer. Dropout is applied only in its training mode.
+        query, key, value: states, `[1, heads, tokens, width]`. Key and value may have fewer heads (grouped heads).
         attention_mask: `starts` of packed texts, `[1, 1, 1, texts + 1]`; the padding mask if `max_length_q` is None.
-        scaling: factor of the scores; 1 / sqrt(width) by default.
-        sliding_window: distance from which tokens no longer attend to each other; None for no limit.
-        max_length_q: tokens of the longest text of a packed batch; None for a padded batch.
+        scaling: factor of the scores, by default 1 / sqrt(width).
+        sliding_window: distance from which on tokens do not attend to each other; None for no limit.
+        max_length_q: number of tokens of the longest text of a packed batch; None for a padded batch.
 
     Returns:
         Output, `[1, tokens, heads, width]`, and None in place of the attention weights.
@@ -115,7 +114,7 @@ def attention(
         options = {"dropout": dropout, "scaling": scaling, "is_causal": False, **others}
         mixed, _ = sdpa_attention_forward(module, *inputs, attention_mask, **options)
         return (_DeterministicFrom.apply(mixed) if repeats else mixed), None
-    # Under autocast, normalized queries and keys are float32, and so may be rotary positions. All get one type.
+    # Under autocast, normalized queries and keys, and rotary positions, may be float32. Convert all states to one type.
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -130,7 +129,7 @@ def attention(
 
 
 def _padding_mask(**arguments: Any) -> Tensor | None:
-    """Return the mask of a padded batch as transformers does, but without reading its values."""
+    """Return the mask of a padded batch like transformers, but without reading its values."""
     from transformers.masking_utils import sdpa_mask
 
     without = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -138,19 +137,19 @@ def _padding_mask(**arguments: Any) -> Tensor | None:
 
 
 def _window(module: Any, size: int | None) -> tuple[int, int]:
-    """Return the number of earlier and of later tokens that a token attends to; -1 for all."""
+    """Return how many earlier and how many later tokens a token attends to; -1 means all."""
     config = module.config
     is_set = getattr(config, "is_causal", None)
     is_causal = module.is_causal if is_set is None else is_set
     if size is None:
         return -1, 0 if is_causal else -1
-    # If a decoder attends to later tokens only because of its configuration, transformers' window includes its end.
+    # transformers' window excludes its end, except in a decoder that attends to later tokens by its configuration.
     reach = size if module.is_causal and not is_causal else size - 1
     return reach, 0 if is_causal else reach
 
 
 class _FlashAttention(torch.autograd.Function):
-    """Flash attention of packed texts, `[tokens, heads, width]`, with the same bits at every call."""
+    """Flash attention of packed texts, `[tokens, heads, width]`. Every call gives the same bits."""
 
     @staticmethod
     def forward(
@@ -186,11 +185,10 @@ class _FlashAttention(torch.autograd.Function):
 
 
 class RepeatableEmbedding(nn.Embedding):
-    """Embedding whose gradient has the same bits at every call.
+    """Embedding whose gradient is the same, bit by bit, at every call.
 
     From torch 2.11 on, CUDA sums the gradients of small tables, such as positions, in no fixed order (pytorch#172454).
-    torch's deterministic algorithm is slow: with it, a step of MiniLM took 56 ms instead of 35.
-    """
+    torch's deterministic algorithm is slow: with it, a step of MiniLM took 56 ms instead of 35."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows of token numbers, as `nn.Embedding` does."""
@@ -212,9 +210,9 @@ class _Rows(torch.autograd.Function):
         numbers, grad = ctx.saved_tensors[0].flatten(), grad.flatten(0, -2)
         total = grad.new_zeros(ctx.rows, grad.shape[1])
         if ctx.rows > FEW_ROWS:
-            total.index_put_((numbers,), grad, accumulate=True)  # it sorts, so the order is fixed
+            total.index_put_((numbers,), grad, accumulate=True)  # this sorts the rows, so the order of the sum is fixed
         else:
-            # In a small table, many tokens share a row, and sorting would add them one after another.
+            # In a small table many tokens share a row. With `index_put_`, they would be added one after another.
             names = torch.arange(ctx.rows, device=grad.device)[:, None]
             with _exact_products():
                 for some, part in zip(numbers.split(MARKED), grad.split(MARKED), strict=True):
@@ -235,7 +233,7 @@ def _exact_products() -> Iterator[None]:
 
 
 def use_repeatable_embeddings(backbone: nn.Module) -> None:
-    """Make the plain embeddings of a model `RepeatableEmbedding`, in place."""
+    """Convert the plain embeddings of a model to `RepeatableEmbedding`, in place."""
     for module in backbone.modules():
         if type(module) is not nn.Embedding:
             continue
@@ -244,11 +242,11 @@ def use_repeatable_embeddings(backbone: nn.Module) -> None:
 
 
 class _DeterministicFrom(torch.autograd.Function):
-    """Identity whose backward pass turns on deterministic algorithms, until that of `_DeterministicUntil`."""
+    """Identity. Its backward pass turns on deterministic algorithms; that of `_DeterministicUntil` ends this."""
 
     @staticmethod
     def forward(ctx: Any, mixed: Tensor) -> Tensor:
-        while _selections:  # left by a backward pass that ended with an error
+        while _selections:  # a backward pass that ended with an error has left it open
             _selections.pop().__exit__(None, None, None)
         return mixed.view_as(mixed)
 
@@ -260,7 +258,7 @@ class _DeterministicFrom(torch.autograd.Function):
 
 
 class _DeterministicUntil(torch.autograd.Function):
-    """Identity of a layer's inputs whose backward pass ends the context of `_DeterministicFrom`."""
+    """Identity of a layer's inputs. Its backward pass ends what `_DeterministicFrom` turned on."""
 
     @staticmethod
     def forward(ctx: Any, *states: Tensor) -> tuple[Tensor, ...]:
@@ -278,11 +276,10 @@ _selections: list[Any] = []
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Turn on deterministic algorithms, for code that fills all memory that it allocates.
+    """Turn on deterministic algorithms in a block. Its code must fill all memory that it allocates.
 
     `torch.use_deterministic_algorithms` is not called, because it may import torch's compiler first (800 modules, a
-    second or more) if no model of transformers has been loaded.
-    """
+    second or more) if no model of transformers has been loaded."""
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch._C._set_deterministic_algorithms(True, warn_only=False)

@@ -1,11 +1,11 @@
 """Tokens of texts as inputs of the encoder: padded in buckets of similar length, or packed without padding.
 
-A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`. A packed batch has the following tensors. A
-padded batch may have `left_out`, too.
+A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`, and perhaps `left_out`. A packed batch has these
+tensors:
 
 - `input_ids`, `position_ids`: `[1, tokens]` int64. The positions start again with each text.
 - `starts`: `[texts + 1]` int32. Text i has the tokens `starts[i]` to `starts[i + 1] - 1`.
-- `left_out`: `[texts]` int64, if prompts are not pooled: the number of first tokens of each text that are left out.
+- `left_out`: `[texts]` int64, if prompts are not pooled: number of first tokens of each text that are left out.
 - `lengths`: `[texts]` int64, always on the CPU, so that no code waits for a GPU to read it.
 
 Buckets. A batch is sorted by length and cut into buckets, each padded to its longest text. The embeddings are then put
@@ -15,8 +15,7 @@ tokens, with a quadratic term for the attention of texts of more than 512 tokens
 
 In batches of 64 pairs of SQuAD, of at most 64 and 256 tokens, this cut pads 7.1 %, four buckets with equal numbers of
 texts 12.4 %, and one bucket per side 39 %. A training step of MiniLM on 2 cores takes 0.88 of the time of four equal
-buckets, and the same time if most passages are truncated to 48 tokens.
-"""
+buckets, and the same time if most passages are truncated to 48 tokens."""
 
 from __future__ import annotations
 
@@ -68,12 +67,12 @@ def texts_of(part: TokenBatch) -> int:
 
 
 def tokens_of(part: TokenBatch) -> int:
-    """Return the number of tokens that the encoder computes for a batch, padding included."""
+    """Return the number of tokens that the encoder computes for a batch, including padding."""
     return part["input_ids"].numel()
 
 
 def lengths_of(part: TokenBatch) -> Int64[Tensor, " texts"]:
-    """Return the number of tokens of each text, without padding; for a packed batch, on the CPU."""
+    """Return the number of tokens of each text without padding. For a packed batch, the tensor is on the CPU."""
     return part[_ON_CPU] if is_packed(part) else part["attention_mask"].sum(1)
 
 
@@ -97,31 +96,26 @@ def join(parts: Sequence[TokenBatch]) -> TokenBatch:
 
 
 BUCKETS = 8
-# Cost of one more bucket, forward and backward, in tokens. For MiniLM on 2 cores it is 100 to 210 tokens for small
-# buckets, and nothing for buckets that keep the cores busy.
+# Cost of one more bucket, forward and backward, in tokens. For MiniLM on 2 cores, a small bucket costs 100 to 210
+# tokens more, and a bucket that keeps the cores busy costs nothing.
 BUCKET_COST = 128
 # In texts of about this number of tokens, attention costs as much as the rest of a layer, forward and backward. On one
-# core, with 128 to 4,096 tokens, it is 1,900 in ModernBERT-base and 2,400 in Qwen3-Embedding-0.6B. Local attention
+# core, with 128 to 4,096 tokens, it was 1,900 in ModernBERT-base and 2,400 in Qwen3-Embedding-0.6B. Local attention
 # saves nothing, because torch's fused attention computes the masked scores too.
 ATTENTION = 2_048
-# Up to this length, the cost of a text is its number of tokens, because attention is at most a fifth of the cost.
+# Up to this length, the cost of a text is its number of tokens: attention is at most a fifth of the whole cost.
 SHORT = 512
-# Maximum number of distinct lengths in the search, so that it takes less than a millisecond for any batch.
+# Maximum number of distinct lengths in the search, so that the search takes less than a millisecond.
 LEVELS = 128
 _NEVER = 2**60
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Tokens of one side of a batch, in buckets.
+    """Tokens of one side of a batch, in buckets."""
 
-    Args:
-        buckets: padded batches, shortest texts first; or one packed batch.
-        indices: index of each text of the batch in the concatenated buckets.
-    """
-
-    buckets: list[TokenBatch]
-    indices: Int64[Tensor, " texts"]
+    buckets: list[TokenBatch]  # padded batches, beginning with the shortest texts; or one packed batch
+    indices: Int64[Tensor, " texts"]  # index of each text of the batch in the concatenated buckets
 
     def to(self, device: torch.device) -> Buckets:
         """Return a copy on a device."""
@@ -146,10 +140,10 @@ def fill_buckets(
 
     Args:
         token_ids: inputs of the encoder.
-        pad: pads some of the texts to one batch; its second argument are their prompt lengths, if there are any.
-        most: maximum cost per bucket, in tokens; larger buckets are split evenly. None for no limit.
+        pad: function that pads some of the texts to one batch. Its second argument is their prompt lengths, or None.
+        most: maximum cost per bucket, in tokens. Larger buckets are split evenly. None for no limit.
         prompt_lengths: number of first tokens of each text that are not pooled; None if all are pooled.
-        tokens: maximum number of tokens per bucket, padding included; None for no limit. A longer text is alone.
+        tokens: maximum number of tokens per bucket, with padding; None for no limit. A longer text has its own bucket.
     """
     columns = [token_ids] if prompt_lengths is None else [token_ids, prompt_lengths]
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
@@ -169,7 +163,7 @@ def fill_buckets(
 
 
 def spans(lengths: Sequence[int], tokens: int | None) -> Iterator[slice]:
-    """Cut packed texts into ranges of at most `tokens` tokens in total. A longer text is alone."""
+    """Divide packed texts into ranges of at most `tokens` tokens in total. A longer text is a range of its own."""
     start, total = 0, 0
     for index, length in enumerate(lengths):
         if tokens is not None and index > start and total + length > tokens:
@@ -180,7 +174,7 @@ def spans(lengths: Sequence[int], tokens: int | None) -> Iterator[slice]:
 
 
 def token_cost(lengths: ndarray) -> ndarray:
-    """Return the cost of texts of these lengths, in tokens of a short text, with the same shape and type."""
+    """Return the costs of texts of these lengths, in tokens of a short text. Shape and type do not change."""
     return lengths + np.maximum(lengths * lengths - SHORT * SHORT, 0) // ATTENTION
 
 
@@ -189,16 +183,16 @@ def cut_points(lengths: Int64[ndarray, " texts"]) -> list[int]:
     cuts cost the same, one with the fewest buckets is returned."""
     if not len(lengths):
         return []
-    # Texts of equal length stay together, because splitting them costs a bucket and saves nothing.
+    # Texts of equal length (one level) stay together: to split them costs a bucket and saves nothing.
     step = -(-int(lengths[-1] - lengths[0] + 1) // LEVELS)
     starts = np.unique((lengths - lengths[0]) // step, return_index=True)[1]
     ends = np.append(starts[1:], len(lengths))
-    # cost[i, j]: cost of a bucket with the levels i to j.
+    # cost[i, j]: cost of a bucket of the levels i to j.
     cost = (ends - starts[:, None]) * token_cost(lengths[ends - 1]) + BUCKET_COST
     cost[np.tri(len(starts), k=-1, dtype=bool)] = _NEVER
     best, first_levels = [cost[0]], []
     for _ in range(min(BUCKETS, len(starts)) - 1):
-        # total[i, j]: cost of the best buckets up to level i - 1 and one more bucket with the levels i to j.
+        # total[i, j]: cost of the best buckets up to level i - 1, and one more bucket of the levels i to j.
         total = np.append(_NEVER, best[-1][:-1])[:, None] + cost
         first_levels.append(total.argmin(axis=0))
         best.append(total.min(axis=0))

@@ -1,10 +1,9 @@
 """Pooling: reduce the token states of a text to one float32 vector, by the modes of sentence-transformers.
 
-All modes work with padding on either side and with packed texts. The first tokens of a text, those of its prompt, can
-be left out. Packed texts are reduced by torch's segment reductions. There each sum is one loop over the tokens of a
-text, and each token gets one gradient, so results have the same bits on a GPU at every call. Padding them for `pool`
-instead would take the memory of the longest text for every text.
-"""
+All modes work with padding on either side and with packed texts. The tokens of the prompt, at the beginning of a text,
+can be left out. Packed texts are reduced by torch's segment reductions: each sum is one loop over the tokens of a text,
+and each token gets one gradient. So on a GPU, every call gives the same bits. Padding packed texts for `pool` would
+need, for each text, the memory of the longest text."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
 
     Args:
         mask: 1 for tokens, 0 for padding.
-        pooling: a mode of `MODES`, or several joined by `+`, whose vectors are concatenated.
+        pooling: a mode of `MODES`, or several modes joined by `+`; then their vectors are concatenated.
         left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
     """
     places = mask.cumsum(1)  # 1 for the first token of a text, also after padding
@@ -39,7 +38,7 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
 def pool_packed(
     states: Float[Tensor, "tokens width"], starts: Int32[Tensor, " bounds"], pooling: str, left_out: int | Tensor = 0
 ) -> Float[Tensor, "texts pooled"]:
-    """Return one float32 vector per packed text; equals `pool` except for rounding.
+    """Return one float32 vector per packed text. The result equals that of `pool`, except for rounding.
 
     Args:
         starts: index of the first token of each text, and the number of tokens.
@@ -49,29 +48,23 @@ def pool_packed(
     starts = starts.long()
     lengths = starts.diff()
     if not isinstance(left_out, Tensor):
-        left_out = torch.full_like(lengths, left_out)  # made on the device: nothing is copied
+        left_out = torch.full_like(lengths, left_out)  # the tensor is made on the device, so nothing is copied
     packed = _Packed(states, starts, lengths, torch.where(left_out < lengths, left_out, lengths))
     return torch.cat([_PACKED_MODES[mode](packed) for mode in pooling.split("+")], dim=1)
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """Packed texts.
-
-    Args:
-        starts: index of the first token of each text, and the number of tokens.
-        lengths: number of tokens of each text.
-        left_out: number of first tokens of each text that are not pooled.
-    """
+    """Packed texts."""
 
     states: Float[Tensor, "tokens width"]
-    starts: Int64[Tensor, " bounds"]
-    lengths: Int64[Tensor, " texts"]
-    left_out: Int64[Tensor, " texts"]
+    starts: Int64[Tensor, " bounds"]  # index of the first token of each text, and the number of tokens
+    lengths: Int64[Tensor, " texts"]  # number of tokens of each text
+    left_out: Int64[Tensor, " texts"]  # number of first tokens of each text that are not pooled
 
     def spread(self, values: Int64[Tensor, " texts"]) -> Int64[Tensor, " tokens"]:
         """Repeat the value of each text for all of its tokens."""
-        # Without `output_size`, the CPU would wait for the GPU to compute it.
+        # Without `output_size`, the CPU would wait until the GPU has computed it.
         return values.repeat_interleave(self.lengths, output_size=len(self.states))
 
     @cached_property
@@ -89,7 +82,7 @@ class _Packed:
         return torch.segment_reduce(values, how, offsets=self.starts, axis=0, unsafe=True)
 
     def at(self, tokens: Int64[Tensor, " texts"]) -> Pooled:
-        """Return the state of one token of each text; of the first token if all tokens are left out."""
+        """Return the state of one token of each text. If all its tokens are left out, it is the first token."""
         inside = torch.where(self.left_out < self.lengths, tokens, 0)
         return self.states.index_select(0, self.starts[:-1] + inside).to(torch.float32)
 

@@ -13,14 +13,14 @@ from raytriever.models.retriever import Retriever
 
 
 def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -> None:
-    """Add adapters and activation checkpointing to a retriever, in place; the result is the same on every worker.
+    """Add adapters and activation checkpointing to a retriever, in place. The result is the same on every worker.
 
     Call this once, before the optimizer and the strategy are created. The dropout of adapters and checkpointing are
     active in training mode only, so call `retriever.train()` even if the encoder has no dropout. Raise `ConfigError` if
     settings contradict each other, a package is missing, or the encoder lacks support.
 
     Args:
-        seed: seed of the adapters' initial weights; the process's random generators are not changed.
+        seed: seed of the adapters' initial weights. The random generators of the process do not change.
     """
     check_changed(config)
     backbones = [retriever.query.backbone]
@@ -53,6 +53,6 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
-        what = f"{type(backbone).__name__} does not support it"
+        what = f"{type(backbone).__name__} does not support activation checkpointing"
         remedy = "remove the flag, or use gradient caching"
         raise ConfigError(what, setting("activation_checkpointing", True), remedy) from error

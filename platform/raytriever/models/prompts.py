@@ -1,21 +1,20 @@
 """Prompts: texts in front of queries and passages, such as instructions, by data set.
 
-A model stores prompts by name, as sentence-transformers does. A data set uses the first of these that exists, in the
-order of MTEB (Muennighoff et al., 2023), with names compared without case:
+A model stores prompts by name, as sentence-transformers does. A data set uses the first existing prompt in this order,
+which is that of MTEB (Muennighoff et al., 2023). Names are compared without case:
 
 1. data set and side: `scifact-query`, `scifact-document`;
 2. data set: `scifact`, for both sides;
 3. type of task and side: `Retrieval-query`, `Retrieval-document`;
 4. type of task: `Retrieval`;
-5. side: `query`, `document`, the prompts of every other data set.
+5. side: `query`, `document`. These are the prompts of all other data sets.
 
 The name of a data set is the name of its folder, or of its file without the extension. A data set of BEIR can also be
-named by its task in MTEB. Prompts that a user passes precede those of the model: first the prompts of a data set, then
-the prompt of a whole side.
+named by its task in MTEB. Prompts of the user have priority over those of the model: first the prompt for the data set,
+then the prompt for the side.
 
-A passage prompt may have a placeholder for the title, as in EmbeddingGemma: `title: {title} | text: `. The title is
-then inserted there, and no longer put before the text. A passage without a title gets `none`.
-"""
+A passage prompt may have a placeholder for the title, as in EmbeddingGemma: `title: {title} | text: `. Then the title
+is inserted there, not put before the text. If a passage has no title, `none` is inserted."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ from raytriever.core.reading.json_and_yaml import parse_json
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")
-# Suffixes of the names of a side's prompts. All are read; the first is written.
+# Suffixes of the names of a side's prompts. All of them are read, but only the first is written.
 KINDS: dict[Side, tuple[str, ...]] = {"query": ("query",), "passage": ("document", "passage")}
 TASK_TYPE = "Retrieval"
-# MTEB's task names by BEIR's names of data sets, if these differ in more than case.
+# MTEB's names of tasks, by BEIR's names of data sets, if the two differ in more than case.
 MTEB_TASKS = {"trec-covid": "TRECCOVID", "fiqa": "FiQA2018", "webis-touche2020": "Touche2020"}
 MTEB_TASKS |= {"cqadupstack": "CQADupstackRetrieval", "quora": "QuoraRetrieval"}
 MTEB_TASKS |= {"dbpedia-entity": "DBPedia", "climate-fever": "ClimateFEVER"}
-TITLE, NO_TITLE = "{title}", "none"  # placeholder of the title in a passage prompt, and its text without a title
+TITLE, NO_TITLE = "{title}", "none"  # placeholder of the title in a passage prompt; text for a missing title
 _PLACE = re.compile(r"\{(title|text|query|passage)\}")
 _ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
 _FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
@@ -45,7 +44,7 @@ _FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find ev
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of one data set, and the names under which they were found (empty for the default of a side)."""
+    """Prompts of one data set, and the names under which they are stored (empty for the default of a side)."""
 
     query: str = ""
     passage: str = ""
@@ -66,19 +65,15 @@ class Prompts:
 
 @dataclass(frozen=True)
 class PromptTable:
-    """Prompts of a model for any data set.
+    """Prompts of a model for any data set."""
 
-    Args:
-        query, passage: prompts for data sets that have none under their names.
-        stored: prompts of the model by name.
-        own: prompts of the user by name, which precede all others.
-        fixed: sides whose prompt the user passed for all data sets; stored prompts are not used for them.
-    """
-
+    # `query`, `passage`: prompts for data sets without a prompt under their names.
     query: str = ""
     passage: str = ""
-    stored: Mapping[str, str] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)  # prompts of the model, by name
+    # Prompts of the user for single data sets, by name. They have priority over all others.
     own: Mapping[str, str] = field(default_factory=dict)
+    # Sides for which the user gave one prompt for all data sets. Stored prompts are not used for them.
     fixed: frozenset[Side] = frozenset()
 
     def of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
@@ -88,8 +83,8 @@ class PromptTable:
         passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
         for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
             if place := _PLACE.search(text):
-                what = f"the prompt {text[:40]!r} has the placeholder {place[0]}, which would be encoded as it is"
-                remedy = "leave it out: the text follows the prompt; only passages may have one {title}"
+                what = f"the prompt {text[:40]!r} has the placeholder {place[0]}, which nothing would replace"
+                remedy = "leave it out: the text follows the prompt; only a passage prompt may have {title}, once"
                 raise ModelError(what, setting(f"{side}_prompt"), remedy)
         return Prompts(query, passage, query_name, passage_name)
 
@@ -98,29 +93,29 @@ class PromptTable:
         return (self._find(None, names, task_type) or ("", ""))[0]
 
     def named(self, *names: str) -> dict[str, str]:
-        """Return the prompts, by name, that a model must store to use these prompts for a data set without settings."""
+        """Return the prompts, by name, that a model must store so that it uses these prompts for a data set."""
         used, later = self.of(*names), PromptTable(self.query, self.passage, merge_prompts(self.stored, self.own))
         kept = later.of(*names)
         sides: tuple[Side, ...] = ("query", "passage")
         return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
 
     def check(self, names: Iterable[str], every: bool = False) -> None:
-        """Check that the user's prompts belong to the data sets in use. Raise `ConfigError` if a prompt belongs to no
-        data set; the error suggests a name.
+        """Check that the prompts of the user belong to the data sets in use. Raise `ConfigError` if a prompt belongs to
+        no data set; the error suggests a name.
 
         Args:
             names: names of the data sets.
-            every: require that every prompt belongs to one of them; otherwise one such prompt is enough.
+            every: True if every prompt must belong to one of them. Otherwise one such prompt is enough.
         """
         known = list(dict.fromkeys(map(_stem, names)))
         possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
         others = [name for name in self.own if name.casefold() not in possible]
         if others and (every or len(others) == len(self.own)):
-            what = f"{others[0]!r} is a prompt of no data set here"
+            what = f"{others[0]!r} is a prompt for none of the data sets in use"
             raise ConfigError(what, setting("dataset_prompts"), _suggest(others[0], known))
 
     def _find(self, side: Side | None, names: Iterable[str], task_type: str) -> tuple[str, str] | None:
-        """Return the first prompt that exists, in the order above, and its name; None means the side's default."""
+        """Return the first existing prompt in the order above, and its name. None means the default of the side."""
         candidates = list(_candidates(side, names, task_type))
         for table in (self.own, {} if side in self.fixed else self.stored):
             known = {name.casefold(): name for name in table}
@@ -131,7 +126,7 @@ class PromptTable:
 
 
 def fill_title(prompt: str, title: str = "") -> str:
-    """Insert the title, or `none` without a title, into a prompt; one without a placeholder does not change."""
+    """Replace the placeholder in a prompt, if there is one, by the title, or by `none` if the title is empty."""
     return prompt.replace(TITLE, title.strip() or NO_TITLE)
 
 
@@ -145,19 +140,19 @@ def prompt_by_name(name: str, stored: Mapping[str, str], prompt: str) -> str:
 
 
 def merge_prompts(stored: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Add the user's prompts to the stored ones. They replace stored prompts of the same name, in any case."""
+    """Add the user's prompts to the stored prompts. They replace stored prompts of the same name, ignoring case."""
     replaced = {name.casefold() for name in own}
     return {name: text for name, text in stored.items() if name.casefold() not in replaced} | dict(own)
 
 
 def read_prompts(value: Any) -> dict[str, str]:
-    """Read the prompts of data sets: a mapping or its JSON text, as sentence-transformers' `prompts`.
+    """Read the prompts of data sets: a mapping, or its JSON text, such as the `prompts` of sentence-transformers.
 
     `{"scifact": {"query": "a", "passage": "b"}}` and `{"scifact-query": "a", "scifact-document": "b"}` are the same.
     Raise `ValueError` if the value has another form; the message says what to give.
 
     Returns:
-        Texts by name; see the module.
+        Prompts by name; see the module.
     """
     if isinstance(value, str):
         try:
@@ -172,7 +167,7 @@ def read_prompts(value: Any) -> dict[str, str]:
             raise ValueError(_FORM)
         if any(name.casefold() in kinds for kinds in KINDS.values()):
             side = "query" if name.casefold() in KINDS["query"] else "passage"
-            raise ValueError(f"{name!r} is no data set; give {setting(f'{side}_prompt')} for all data sets")
+            raise ValueError(f"{name!r} names no data set; give {setting(f'{side}_prompt')} for all data sets")
         for key, text in texts.items() if isinstance(texts, Mapping) else [("", texts)]:
             kinds = [kinds[0] for kinds in KINDS.values() if str(key).casefold() in kinds]
             if (key and not kinds) or not isinstance(text, str):
@@ -189,13 +184,13 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
         length: maximum number of tokens of prompt and text, without special tokens.
     """
     if tokens >= max(1, length):
-        what = f"the prompt {prompt[:40]!r} has {tokens} tokens, of at most {length}, and leaves no room for the text"
+        what = f"the prompt {prompt[:40]!r} has {tokens} of at most {length} tokens, and leaves none for the text"
         remedy = f"give a larger {setting(f'{side}_length')}, or a shorter prompt"
         raise ModelError(what, setting(f"{side}_prompt"), remedy)
 
 
 def names_of_task(task: str) -> tuple[str, ...]:
-    """Return the names of an MTEB task in prompts: its own, and BEIR's name of its data set if that differs."""
+    """Return the names of an MTEB task in prompts: its own name, and BEIR's name of its data set, if different."""
     return (task, *(name for name, other in MTEB_TASKS.items() if other == task))
 
 

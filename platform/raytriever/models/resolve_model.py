@@ -1,12 +1,11 @@
 """Resolve the name of a model to a directory with a complete model.
 
-A checkpoint of a run (`checkpoint_model`) and a directory with LoRA adapters only become a complete model in the cache,
-once. So everything that reads a model can read them, too.
+A checkpoint of a run (`checkpoint_model`), and a directory of LoRA adapters without a model, are converted once to a
+complete model in the cache. So all code that reads a model can read them too.
 
 `peft`, sentence-transformers and `--save-adapters` write directories that hold only LoRA adapters. Their
 `adapter_config.json` names the base in `base_model_name_or_path`. `peft` merges the adapters into the base. The cache
-key of the complete model is a digest of the adapters and the state of the base's files.
-"""
+key of the complete model is a digest of the adapters and the state of the base's files."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     Args:
         name: `minilm`, a local directory, a checkpoint of a run, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit, tag or branch of a hub model.
-        weights: if False, only the other files of a hub model are downloaded, not its weights.
+        weights: if False, the weights of a hub model are not downloaded, only its other files.
     """
     name = copy_of(name)
     complete(Path(name))
@@ -69,12 +68,12 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
     if name == MINILM or not has_files(name) or expanded(name).exists():
         return None
     path = resolve_model(name, revision, weights=False)
-    # The cache of the hub has a folder for each commit.
+    # The last folder in the hub's cache is named after the commit.
     return path.name if _COMMIT.fullmatch(path.name) else revision
 
 
 WEIGHTS = "adapter_model.safetensors"
-# Types of the base's files that the complete model needs. Its weights are written by the merge.
+# Types of the files that the complete model gets from the base. The merge writes its weights.
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _PREFIX = re.compile(r"^base_model\.model\.(model\.)?")
 _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
@@ -85,7 +84,7 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
     file is missing or damaged, the base cannot be found, or the adapters belong to another model.
 
     Args:
-        weights: if False, return the directory of the base itself, whose layers have the same shapes.
+        weights: if False, return the directory of the base itself: its layers have the same shapes.
     """
     settings = read_model_file(directory / ADAPTER, dict[str, Any])
     if settings.get("peft_type") != "LORA":
@@ -101,12 +100,12 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
 
 
 def keep_model(decides: Any, meta: dict[str, str], write: Callable[[Path], None]) -> Path:
-    """Return the directory of a complete model in the cache. It counts as in use while this process lives.
+    """Return the directory of a complete model in the cache. It is marked as in use while this process runs.
 
     Args:
-        decides: JSON value of everything that the content depends on; the cache key is its digest.
+        decides: JSON value of everything that the content depends on. The cache key is its digest.
         meta: origin of the model, for the manifest.
-        write: writes the model to an empty directory; called only if the cache has no such model.
+        write: function that writes the model to an empty directory. It is called only if the cache has no such model.
     """
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "merged" / key
@@ -122,7 +121,7 @@ def keep_model(decides: Any, meta: dict[str, str], write: Callable[[Path], None]
 
 @cache
 def _hold(folder: Path) -> None:
-    """Mark a model of the cache as in use. The result is cached, because each call opens a file."""
+    """Mark a model of the cache as in use. `cache` limits this to one open file per model."""
     hold(folder, keep_model)
 
 
@@ -138,17 +137,17 @@ def _base_of(directory: Path, settings: dict[str, Any], weights: bool) -> Path:
 
 
 def _write(directory: Path, base: Path, aside: Path) -> None:
-    """Write the complete model: files of the base, the merged weights, and the files next to the adapters."""
+    """Write the complete model: files of the base, the merged weights, and other files of the adapters' directory."""
     transformer = ModelFiles.read(base).sides["passage"].transformer
     folder = transformer.folder
-    if (directory / MODULES).is_file():  # the adapters come with their own modules, such as the pooling
+    if (directory / MODULES).is_file():  # the directory of the adapters has its own modules, such as the pooling
         target = aside / ModelFiles.read(directory).sides["passage"].transformer.folder.relative_to(directory)
         _copy((file for file in folder.iterdir() if file.is_file()), folder, target)
     else:
         target = aside / folder.relative_to(base)
         _copy(files_below(base), base, aside)
     _merge(directory, transformer, target)
-    shutil.copyfile(folder / CONFIG, target / CONFIG)  # `save_pretrained` has changed it
+    shutil.copyfile(folder / CONFIG, target / CONFIG)  # restores what `save_pretrained` changed
     _copy(files_below(directory), directory, aside)
 
 
@@ -176,7 +175,7 @@ def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
     try:
         settings = PeftConfig.from_pretrained(str(directory))
         inject_adapter_in_model(settings, backbone)
-        # The prefix `model.` appears if the adapters were trained in a language model around this transformer.
+        # If the adapters were trained in a language model around this transformer, names have the prefix `model.`.
         with open_tensors(directory / WEIGHTS, remedy, ModelError) as file:
             stored = {_PREFIX.sub("", name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         unexpected = set_peft_model_state_dict(backbone, stored).unexpected_keys

@@ -1,7 +1,6 @@
-"""Dense retriever (bi-encoder): it encodes queries and passages into one vector space.
+"""Dense retriever (bi-encoder). It encodes queries and passages into one vector space.
 
-Both sides share one tower, or each side has its own as in DPR (Karpukhin et al., 2020, section 3).
-"""
+Both sides share one tower, or each side has its own tower as in DPR (Karpukhin et al., 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ _INT8_MULTIPLE = 8  # in int8, padded lengths are multiples of this number of to
 
 
 class Retriever(BatchEncoder):
-    """Two towers (the same module if shared) with their tokenizer.
+    """Two towers and their tokenizer. If both sides share a tower, it is the same module.
 
     Args:
         prompts: prompts by data set; by default those of the description.
@@ -78,7 +77,7 @@ class Retriever(BatchEncoder):
         self.packs = False
         if self.device.type != "cuda":
             return
-        # cuDNN's attention makes a plan for every new shape, and nearly every batch has a new shape.
+        # The attention of cuDNN would prepare a plan for nearly every batch, because the shapes differ.
         torch.backends.cuda.enable_cudnn_sdp(False)
         obstacles = []
         for tower in (self.query, self.passage):
@@ -103,7 +102,7 @@ class Retriever(BatchEncoder):
 
     @property
     def precision(self) -> str:
-        """Precision of encoding: `int8`, or that of the weights, `fp32` or `bf16`."""
+        """Precision of encoding: `int8`, or the precision of the weights, `fp32` or `bf16`."""
         dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[next(self.parameters()).dtype]
         return "int8" if self.is_int8 else dtype
 
@@ -116,7 +115,7 @@ class Retriever(BatchEncoder):
     def check_prompts(self, prompts: Prompts) -> None:
         """Check that prompts fit the model and leave tokens for the text; raises `ModelError`."""
         if TITLE in prompts.passage and not self.description.pool_prompt:
-            what = f"the model does not pool the prompt, and {TITLE} would give each passage another one"
+            what = f"the model does not pool the prompt, but {TITLE} makes the prompts of passages differ"
             raise ModelError(what, setting("passage_prompt"), f"write {fill_title(prompts.passage)!r}")
         for side in SIDES:
             self.check_prompt(prompts[side], side)
@@ -130,7 +129,7 @@ class Retriever(BatchEncoder):
             check_length(prompt, len(content), length - special, side)
 
     def passes(self, queries: Buckets, passages: Buckets) -> list[tuple[Buckets, Side]]:
-        """Return the encoding passes of a batch: one for both sides if they are packed for one tower, else two. Queries
+        """Return the passes that encode a batch: one for both sides if they are packed for one tower, else two. Queries
         come first, then passages."""
         if self.query is self.passage and is_packed(queries.buckets[0]) and is_packed(passages.buckets[0]):
             return [(join_sides(queries, passages), "passage")]
@@ -144,8 +143,8 @@ class Retriever(BatchEncoder):
         They have no special tokens and are not truncated.
 
         Args:
-            prompt: prompt of all texts, or one for each; by default that of the side. In a prompt of all texts, the
-                placeholder of the title becomes `none`.
+            prompt: prompt of all texts, or a list with one for each; by default that of the side. If it is one prompt,
+                `none` replaces its placeholder of the title.
         """
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
@@ -156,20 +155,19 @@ class Retriever(BatchEncoder):
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def assemble(self, contents: Sequence[ndarray], side: Side) -> list[Int64[ndarray, " tokens"]]:
-        """Truncate contents to the side's length, and add special tokens; no padding."""
+        """Truncate contents to the side's length, and add special tokens. Do not pad."""
         length = self.description.query_length if side == "query" else self.description.passage_length
         return self.template.assemble(contents, length)
 
     def token_ids(self, texts: Sequence[str], side: Side, prompt: str | None = None) -> list[Int64[ndarray, " tokens"]]:
-        """Tokenize and truncate texts with their prompt, by default that of the side; no padding."""
+        """Tokenize and truncate texts with a prompt, by default the prompt of the side. Do not pad."""
         return self.assemble(self.contents(texts, side, prompt), side)
 
     def padded_length(self, tokens: int) -> int:
-        """Return the length to which a text of this number of tokens is padded, apart from the batch.
+        """Return the length to which a text of this number of tokens is padded, in any batch.
 
         The rounding of attention depends on the padding, and in int8 the last bit of a state may change an integer. So
-        an int8 batch contains texts of one padded length only, and no embedding depends on the other texts of a batch.
-        """
+        an int8 batch has only texts of one padded length. Then no embedding depends on the other texts of its batch."""
         if not self.is_int8:
             return tokens
         most = max(self.description.query_length, self.description.passage_length)
@@ -195,12 +193,12 @@ class Retriever(BatchEncoder):
         prompt: str | Sequence[str] | None = None,
         tokens: int | None = None,
     ) -> Buckets:
-        """Turn contents of one side into inputs of the encoder: packed, or in buckets of similar length.
+        """Convert contents of one side to inputs of the encoder: packed, or in buckets of similar length.
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
-            prompt: prompt that all contents begin with, or one for each; by default that of the side.
-            tokens: maximum number of tokens to encode at once, padding included; None for no limit.
+            prompt: prompt with which all contents begin, or a list with one for each; by default that of the side.
+            tokens: maximum number of tokens to encode at once, with padding; None for no limit.
         """
         on_cpu = self.device.type == "cpu"
         inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
@@ -214,7 +212,7 @@ class Retriever(BatchEncoder):
         """Return the number of first tokens of each text that are not pooled; None if prompts are pooled.
 
         Args:
-            prompt: prompt of all texts, or of each; by default that of the side.
+            prompt: prompt of all texts, or a list with one for each; by default the prompt of the side.
         """
         if self.description.pool_prompt:
             return None
@@ -230,7 +228,7 @@ class Retriever(BatchEncoder):
 
     @cached_property
     def _content_tokenizer(self) -> Any:
-        """Copy of the tokenizer for contents. It is never changed, so several threads can use it."""
+        """Copy of the tokenizer that computes contents. It never changes, so several threads can use it."""
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(content_tokenizer_json(self.tokenizer))
@@ -243,7 +241,7 @@ class Retriever(BatchEncoder):
 
     @cached_property
     def _left_out(self) -> dict[Side, int]:
-        """Number of first tokens of each side that are not pooled: the tokens of a prompt that is not pooled."""
+        """For each side, the number of first tokens that are not pooled: the tokens of its prompt, or 0."""
         return {side: (self.prompt_lengths(None, side, 1) or [0])[0] for side in SIDES}
 
     def _prompt_tokens(self, prompt: str, side: Side) -> int:
@@ -262,7 +260,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
     Args:
         config: settings of the model.
         dtype: type of the transformers' weights.
-        weights: if False, weights are not read: their sizes are checked, and the towers are on the meta device.
+        weights: if False, only the sizes of the weights are checked, and the towers are on the meta device.
     """
     files = read_files(config)
     directory, description = files.directory, describe(files, config)
@@ -289,8 +287,8 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
             query.backbone, description, heads["passage"], _loaded(heads["query"], query), dtype, weights
         )
     if query.width != passage.width:
-        reason = f"embeds queries with {query.width} components, but passages with {passage.width}"
-        raise ModelError(reason, str(directory), "use a model with one width")
+        reason = f"embeds queries in {query.width} dimensions, but passages in {passage.width}"
+        raise ModelError(reason, str(directory), "use a model with equal dimensions")
     if description.truncate_dim is not None and description.truncate_dim > query.full_width:
         raise ConfigError(
             f"{description.truncate_dim} is out of range, "
@@ -302,8 +300,8 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
         check_tokens(tokenizer, each.backbone, directory)
         _check_length(each.backbone, length, directory)
         if _learned_positions(each.backbone) is not None:
-            # Learned positions count from the first column. Padding on the left would shift the positions of a text, so
-            # its embedding would depend on the other texts of a batch. The saved tokenizer pads on the right, too.
+            # Learned positions begin at the first column. Padding on the left would shift the positions of a text, and
+            # its embedding would depend on the other texts of a batch. The saved tokenizer also pads on the right.
             tokenizer.padding_side = "right"
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
     retriever.check_prompts(retriever.prompts.of())
@@ -322,8 +320,8 @@ def _load_tower(
 
     Args:
         source: files of the transformer, or the loaded transformer of the other tower.
-        loaded: modules of the other tower by their folders, which this tower shares.
-        dtype: type of the transformer's weights; modules after the pooling are float32.
+        loaded: modules of the other tower, by folder. This tower reuses them.
+        dtype: type of the transformer's weights. Modules after the pooling are float32.
     """
     with nullcontext() if weights else torch.device("meta"):
         backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype, weights)
@@ -339,7 +337,7 @@ def _loaded(modules: Sequence[Module], tower: Encoder) -> dict[Path, nn.Module]:
 
 
 def _learned_positions(backbone: nn.Module) -> nn.Embedding | None:
-    """Return the table of positions of a BERT- or GPT-2-like model; None for rotary and relative positions."""
+    """Return the embedding of positions of a BERT- or GPT-2-like model; None for rotary or relative positions."""
     for name, module in backbone.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ("position_embeddings", "wpe"):
             return module

@@ -37,7 +37,7 @@ from raytriever.models.prompts import SIDES, Side, fill_title
 from raytriever.models.retriever import Retriever
 from raytriever.models.tokenization import has_lowercase
 
-# The package of class paths in sentence-transformers' file format since 2.0; newer releases still read them.
+# Package of the class paths in the file format of sentence-transformers since 2.0. Newer releases still read them.
 _PACKAGE = "sentence_transformers.models"
 
 
@@ -45,9 +45,9 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
     """Write weights, tokenizer and settings into an existing, empty directory.
 
     Args:
-        retriever: the model; its adapters are merged into the written weights.
-        adapters_of: settings that name the base model. If they are given, the adapters are written in `peft`'s format
-            instead of the transformers' weights, and sentence-transformers loads them onto the base.
+        retriever: the model. Its adapters are merged into the written weights.
+        adapters_of: settings that name the base model. If passed, only the adapters are written, in the format of
+            `peft`, not the transformers' weights. Then sentence-transformers loads them onto the base.
     """
     description = retriever.description
     if adapters_of is None:
@@ -102,7 +102,7 @@ def _write_start(
     pooling: str,
     adapters_of: ModelConfig | None,
 ) -> list[tuple[str, str]]:
-    """Write the transformer and the pooling of a tower; return their names and classes."""
+    """Write the transformer and the pooling of a tower. Return their names and classes."""
     description, tokenizer = retriever.description, retriever.tokenizer
     folder = directory / transformer
     folder.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ def _write_start(
     tokenizer.model_max_length = max(lengths[side] for side in sides)
     tokenizer.save_pretrained(folder)
     settings: dict[str, Any] = {"max_seq_length": lengths[sides[-1]], "do_lower_case": has_lowercase(tokenizer)}
-    if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length, and reject these names
+    if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length, and reject the names of both
         settings |= {f"{ROUTES[side]}_length": lengths[side] for side in sides}
     _write_json(folder / "sentence_bert_config.json", settings)
     width = tower.pooled_width // len(tower.pooling.split("+"))
@@ -131,10 +131,10 @@ def _whole_head(tower: Encoder) -> list[nn.Module]:
 def _write_head(
     head: Sequence[nn.Module], directory: Path, prefix: str, first: int, written: dict[int, str]
 ) -> list[tuple[str, str]]:
-    """Write modules after the pooling; return their names and classes.
+    """Write the modules after the pooling. Return their names and classes.
 
     Args:
-        written: names of modules that were already written for the other tower, by `id`; shared ones are reused.
+        written: names, by `id`, of modules already written for the other tower. A shared module is not written again.
     """
     modules = []
     for number, module in enumerate(head, first):

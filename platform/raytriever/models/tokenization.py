@@ -1,4 +1,4 @@
-"""Tokenizer of a model directory: it turns texts into contents, and contents into inputs of the encoder.
+"""Tokenizer of a model directory. It converts texts to contents, and contents to inputs of the encoder.
 
 The content of a text is its token ids without special tokens and without truncation. It depends only on the tokenizer
 and the text, so it can be stored. A `Template` truncates contents to a length and adds the special tokens, in a few
@@ -31,8 +31,9 @@ TOKENIZER_FILES = (
 def load_tokenizer(transformer: Transformer) -> Any:
     """Load the tokenizer of a transformer, without running code of its directory.
 
-    sentence-transformers' settings for the tokenizer are applied. A tokenizer without a padding token pads with its end
-    token or else its unknown token, and one line is logged. Raise `ModelError` if the files are missing or damaged.
+    The settings of sentence-transformers for the tokenizer are applied. A tokenizer without a padding token pads with
+    its end token, or else with its unknown token; then one line is logged. Raise `ModelError` if the files are missing
+    or damaged.
     """
     directory = transformer.folder
     # Without any of these files, transformers silently creates a tokenizer with an empty vocabulary.
@@ -55,11 +56,10 @@ def load_tokenizer(transformer: Transformer) -> Any:
 
 
 def _drop_tokens(tokenizer: Any, embedded: int) -> None:
-    """Drop added tokens for which a model has no embedding. Their texts are then tokenized like any other.
+    """Drop added tokens for which a model has no embedding. Then their texts are tokenized like any other text.
 
     The tokenizer of Gemma 3 has such a token for images. A token with a role, such as padding, is kept, so that
-    `check_tokens` rejects it.
-    """
+    `check_tokens` rejects it."""
     from tokenizers import Tokenizer
 
     roles = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk")}
@@ -102,30 +102,29 @@ def _normalizers(tokenizer: Any) -> list[Any]:
 
 
 def _choose_padding(tokenizer: Any, directory: Path) -> None:
-    """Set a padding token if a tokenizer has none. Any token will do: pooling and attention ignore padding."""
+    """Set a padding token if a tokenizer has none. It may be any token, because pooling and attention ignore it."""
     if tokenizer.pad_token_id is not None:
         return
     for role, token in (("end", tokenizer.eos_token), ("unknown", tokenizer.unk_token)):
         if token is not None:
             tokenizer.pad_token = token
-            log_once(f"{directory}: the tokenizer has no padding token; the {role} token {token!r} pads.")
+            log_once(f"{directory}: the tokenizer has no padding token; the {role} token {token!r} is used.")
             return
 
 
 def content_tokenizer_json(tokenizer: Any) -> str:
-    """Return a transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
+    """Return a transformers tokenizer as JSON of the library `tokenizers`, without truncation and padding.
 
     With this library alone, a process computes contents by `Tokenizer.from_str(json).encode_batch_fast(texts,
     add_special_tokens=False)`. Raise `ModelError` if the tokenizer is not based on this library, or has a setting that
-    its JSON cannot express.
-    """
+    its JSON cannot express."""
     from tokenizers import Tokenizer
 
     require_fast(tokenizer)
     if tokenizer.split_special_tokens:
         what = "split_special_tokens is not supported"
         raise ModelError(what, str(tokenizer.name_or_path), "remove it from tokenizer_config.json")
-    # A copy, because a tokenizer remembers the truncation and padding of its file or of its last call.
+    # Copy the tokenizer, because it keeps the truncation and padding of its file or of its last call.
     content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     content.no_truncation()
     content.no_padding()
@@ -141,20 +140,14 @@ def require_fast(tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """Template by which a tokenizer turns the content of a text into the input of an encoder.
+    """Template with which a tokenizer makes the input of an encoder from the content of a text."""
 
-    Args:
-        before, after: ids of the special tokens before and after the content.
-        keep_end: truncate a long text on the left, not on the right.
-        pad_token: id of the padding token.
-        pad_left: pad on the left, not on the right.
-    """
-
+    # `before`, `after`: ids of the special tokens before and after the content.
     before: tuple[int, ...]
     after: tuple[int, ...]
-    keep_end: bool
-    pad_token: int
-    pad_left: bool
+    keep_end: bool  # truncate a long text on the left, not on the right
+    pad_token: int  # id of the padding token
+    pad_left: bool  # pad on the left, not on the right
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:
@@ -175,13 +168,13 @@ class Template:
             content = tokenizer(text, add_special_tokens=False)["input_ids"]
             whole = tokenizer(text)["input_ids"]
             if template.assemble([np.array(content, dtype=np.int64)], len(whole))[0].tolist() != whole:
-                what = "the tokenizer adds more to a text than the same tokens before and after it"
+                what = "the tokenizer does more than add the same tokens before and after every text"
                 remedy = "use a tokenizer whose post-processor has one sequence between special tokens"
                 raise ModelError(what, str(tokenizer.name_or_path), remedy)
         return template
 
     def assemble(self, contents: Sequence[ndarray], length: int) -> list[Int64[ndarray, " tokens"]]:
-        """Return inputs of at most `length` tokens. Special tokens count, but are never truncated."""
+        """Return inputs of at most `length` tokens. Special tokens are included in `length`, but never truncated."""
         before, after = np.array(self.before, dtype=np.int64), np.array(self.after, dtype=np.int64)
         limit = max(0, length - len(before) - len(after))
         pieces, ends = [before[:0]], [0]
@@ -196,21 +189,21 @@ class Template:
     def pad(
         self, inputs: Sequence[ndarray | Sequence[int]], least: int = 0
     ) -> dict[str, Int64[Tensor, "texts tokens"]]:
-        """Pad inputs to the length of the longest one, at least `least` tokens. Return `input_ids`, and
+        """Pad inputs to the length of the longest input, or to `least` tokens if it is shorter. Return `input_ids`, and
         `attention_mask` with 1 for tokens."""
         lengths = np.array([len(ids) for ids in inputs])
         columns = np.arange(lengths.max(initial=least))
         if self.pad_left:
             columns = columns[::-1]
         mask = columns < lengths[:, None]
-        # numpy, because a large torch operation in the loader's thread would start a second pool of threads.
+        # Use numpy, because a large torch operation in the loader's thread would start a second thread pool.
         padded = np.full(mask.shape, self.pad_token, dtype=np.int64)
         padded[mask] = np.concatenate([np.zeros(0, np.int64), *inputs])
         return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
 
 
 def _text_with_content(tokenizer: Any) -> str:
-    """Return a text that has tokens. With a small vocabulary, many texts have none."""
+    """Return a text that has tokens. With a small vocabulary, many texts have no tokens."""
     texts: Iterable[str] = (tokenizer.decode([token]) for token in range(len(tokenizer)))
     for text in ("a", "1", *texts):
         if tokenizer(text, add_special_tokens=False)["input_ids"]:

@@ -1,4 +1,4 @@
-"""Losses and an evaluator for the trainer of sentence-transformers; an extra, not needed by the rest of the package."""
+"""Losses and an evaluator for the trainer of sentence-transformers. The rest of the package does not need them."""
 
 from __future__ import annotations
 

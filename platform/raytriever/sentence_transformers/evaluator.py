@@ -1,7 +1,6 @@
 """Evaluator for the trainer of sentence-transformers: pooled AUC, a threshold for all queries, and nDCG@10.
 
-It searches and measures as `raytriever evaluate` does, so the same embeddings have the same metrics.
-"""
+It searches and measures like `raytriever evaluate`, so the same embeddings have the same metrics."""
 
 from __future__ import annotations
 
@@ -27,18 +26,18 @@ _SPLIT, _NDCG = "dev", "ndcg_at_10"
 
 
 class PooledAUCEvaluator(BaseEvaluator):
-    """Evaluate how well one threshold separates relevant documents from others, over all queries.
+    """Evaluate how well one threshold for all queries separates relevant documents from others.
 
-    Every query searches the whole corpus. The pool has the scores of all relevant documents, and of the 500
-    highest-scoring other documents of each query.
+    Every query searches the whole corpus. The pool has the scores of all relevant documents, and the scores of the 500
+    other documents of each query that score highest.
 
     Args:
         queries: text of each query id.
         corpus: text of each document id.
-        relevant_docs: ids of the relevant documents of each query id. Queries without any are left out.
-        name: name of the evaluation, with which each metric's name begins.
-        precision: choose the lowest threshold with this precision; by default the threshold with the best F1.
-        drop_own_id: exclude the document that has the id of the query from its results, as BEIR does.
+        relevant_docs: ids of the relevant documents of each query id. Queries without relevant documents are left out.
+        name: name of the evaluation. The name of each metric begins with it.
+        precision: target precision; the lowest threshold that reaches it is chosen. By default, F1 is maximized.
+        drop_own_id: exclude the document with the id of the query from the query's results, as BEIR does.
         batch_size: number of texts to embed at once.
         query_prompt: text in front of each query.
         query_prompt_name: name of a prompt of the model, for each query.
@@ -49,8 +48,8 @@ class PooledAUCEvaluator(BaseEvaluator):
         write_csv: append the metrics to `Pooled-AUC_evaluation_NAME_results.csv` in the trainer's `eval` folder.
 
     A call returns `NAME_auc` (the primary metric), `NAME_ndcg@10`, and `NAME_threshold` with its `NAME_precision`,
-    `NAME_recall` and `NAME_f1`. The threshold is infinite if no threshold has the requested precision. In this case
-    `NAME_precision` is the highest possible one.
+    `NAME_recall` and `NAME_f1`. If no threshold reaches the target precision, the threshold is infinite, and
+    `NAME_precision` is the highest possible precision.
 
     Raises:
         DataError: no query has a relevant document.
@@ -93,7 +92,7 @@ class PooledAUCEvaluator(BaseEvaluator):
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Return the metrics of a model by name.
+        """Return the metrics of a model, by name.
 
         Args:
             model: a `SentenceTransformer` with the similarity cosine or dot.

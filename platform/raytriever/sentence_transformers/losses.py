@@ -1,9 +1,8 @@
 """Losses of raytriever for `SentenceTransformerTrainer`.
 
 A loss embeds the columns of a batch, and computes the same loss as raytriever's own training. With `mini_batch_size`,
-the library's `CachedLossMixin` embeds the batch twice, in mini-batches; value and gradients are the same.
-`docs/reference/losses.md` has the equations.
-"""
+`CachedLossMixin` of sentence-transformers embeds the batch twice, in mini-batches. Value and gradients do not change.
+`docs/reference/losses.md` has the equations."""
 
 from __future__ import annotations
 
@@ -42,13 +41,13 @@ _GRADIENT_CACHING = Paper(
 
 
 def _average(gradient: Tensor) -> Tensor:
-    """Average a gradient of the loss's own parameter over the devices, because DDP does not see this parameter."""
+    """Average a gradient of the loss's own parameter over the devices. DDP does not do this for the parameter."""
     workers = current_workers()
     return workers.all_reduce(gradient) / workers.size
 
 
 class RetrievalLoss(CachedLossMixin, nn.Module):
-    """Loss over the score matrix of a batch. The data set's columns are an anchor, positives and negatives, in order.
+    """Loss over the score matrix of a batch. The columns of the data set must be anchor, positives, negatives.
 
     Args:
         model: a `SentenceTransformer`.
@@ -57,30 +56,30 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         temperature: tau. Scores are divided by it; `triplet` does not use it.
         margin: margin of `triplet`: a positive should score this much above a negative.
         reduction: reduction of `mw`: the mean over pairs, or their sum divided by the number of anchors.
-        threshold: score at which `bce` gives the probability 1/2 when training starts. Its offset is trained as `bias`,
-            a parameter of this module.
+        threshold: score at which `bce` gives the probability 1/2 when training starts. The threshold is trained: its
+            offset is `bias`, a parameter of this module.
         positive_weight: weight of a positive pair in `bce`; a negative pair has weight 1.
         loss_weights: weight of each loss of a sum, such as `1,0.3`.
         teacher_temperature: temperature of the teacher in `kl` and `margin-mse`; its scores are divided by it.
-        distribution_weight: weight of the distribution regularizer, which keeps queries near the documents of the
-            batch: the mean of ||q - d||^2 over anchors and distinct documents. In a `MatryoshkaLoss`, it applies to
-            every dimension.
+        distribution_weight: weight of the distribution regularizer, the mean of ||q - d||^2 over anchors and distinct
+            documents. It keeps queries near the documents of the batch. A `MatryoshkaLoss` applies it to every
+            dimension.
         seed: seed of the sampling of `rand1`.
-        num_positives: number of columns of positives, which follow the anchors; all other columns are negatives. A row
-            with fewer positives repeats one of them.
+        num_positives: number of columns of positives. They follow the anchors; all other columns are negatives. A row
+            with fewer positives must repeat one of them.
         similarity_fct: `util.cos_sim` or `util.dot_score`; by default the similarity of the model.
-        gather_across_devices: compare with the documents of all devices. After DDP's average, gradients are then those
-            of one process with the whole batch.
+        gather_across_devices: compare with the documents of all devices. Then the gradients that DDP averages equal
+            those of one process with the whole batch.
         ids_in_labels: the label column has an id (a whole number from 0) for each column of documents. By default,
             texts with equal tokens are one document.
-        mini_batch_size: number of texts to embed at once, with gradient caching (Gao et al., 2021). It takes the memory
-            of a mini-batch, and uses the negatives of the whole batch.
+        mini_batch_size: number of texts to embed at once, with gradient caching (Gao et al., 2021). This needs only
+            the memory of a mini-batch, but uses the negatives of the whole batch.
         mini_batch_num_tokens: number of tokens to embed at once, instead of `mini_batch_size`.
         show_progress_bar: show a progress bar of the mini-batches.
 
     For `kl` and `margin-mse`, the label column has a teacher's score for each column of documents; NaN means no score.
-    With one column of positives, `margin-mse` also accepts the teacher's margin of the positive above each negative, as
-    the library's `MarginMSELoss` does.
+    With one column of positives, `margin-mse` also accepts the teacher's margin between the positive and each negative,
+    like `MarginMSELoss` of sentence-transformers.
 
     For `bce` and `cosent`, the label column may have graded relevance, 0 to 1: a number, or one for each column of
     documents; NaN means no label. Without a label, positives have 1. All other pairs of the batch have 0.
@@ -134,22 +133,22 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise ConfigError(f"{number} is out of range", self._where(name), "give at least 1")
         if self.similarity_fct not in _SIMILARITIES.values():
-            what = "neither cos_sim nor dot_score"
+            what = "is neither cos_sim nor dot_score"
             raise ConfigError(what, self._where("similarity_fct"), "give one of sentence_transformers.util")
         if self.uses_gradient_cache and has_static_embedding_input(model):
             remedy = f"use {type(self).__name__} without mini_batch_size"
-            raise ConfigError("a StaticEmbedding cannot be cut into mini-batches", self._where("model"), remedy)
+            raise ConfigError("a StaticEmbedding cannot use mini-batches", self._where("model"), remedy)
         try:
             built = build_loss(self.settings, self.similarity_fct is cos_sim)
             check_changed(self.settings)
         except ConfigError as error:
             raise error.at(self._where(error.where or "")) from error
-        self._loss = (built,)  # in a tuple, so not a submodule: a cast would round its temperature
+        self._loss = (built,)  # a tuple hides the submodule: a cast would round its temperature
         self.bias: nn.Parameter | None = getattr(built, "bias", None)
         if self.bias is not None:
             self.bias.register_hook(_average)
         if ids_in_labels and self.settings.needs_teacher:
-            raise ConfigError("the labels are the teacher's scores", self._where("ids_in_labels"), "leave it out")
+            raise ConfigError("the labels are teacher scores, not ids", self._where("ids_in_labels"), "leave it out")
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch. With gradient caching, its backward pass embeds the batch again.
@@ -165,7 +164,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         return self._compute(embed_columns(self.model, columns), relevance)
 
     def _cached(self, columns: list[dict[str, Tensor]], relevance: RowRelevance | None) -> Tensor:
-        """Return the loss with gradient caching. The bias gets its gradient in the backward pass, as the model does."""
+        """Return the loss with gradient caching. Like the model, the bias gets its gradient in the backward pass."""
         bias, before = self.bias, None
         if bias is not None:
             before, bias.grad = bias.grad, None
@@ -179,7 +178,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: RowRelevance | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss of each column's embeddings, in mini-batches; `labels` is the relevance of the batch."""
+        """Return the loss of the embeddings of all columns, in mini-batches. `labels` is the relevance of the batch."""
         value = self._compute([torch.cat(column) for column in reps], labels)
         if with_backward:
             value.backward()
@@ -188,7 +187,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
     @property
     def citation(self) -> str:
-        """BibTeX entries of the losses and, if they are used, of the regularizer and of gradient caching."""
+        """BibTeX entries of the losses, and of the regularizer and gradient caching if these are used."""
         papers = {term: LOSSES[term].paper for term in self.settings.terms if term in LOSSES}
         papers |= {"distribution": _DISTRIBUTION} if self.settings.distribution_weight else {}
         papers |= {"caching": _GRADIENT_CACHING} if self.uses_gradient_cache else {}
@@ -215,7 +214,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         name, documents = type(self).__name__, len(columns) - 1
         if documents < self.num_positives:
             raise DataError(
-                f"the data set has {len(columns)} text columns, and {name} reads an anchor and "
+                f"the data set has {len(columns)} text columns, but {name} reads an anchor and "
                 f"{self.num_positives} positives",
                 remedy="give columns in this order: anchor, positives, negatives; or change num_positives",
             )
@@ -225,7 +224,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
                 raise DataError(
                     "the label column has no ids of the documents",
                     self._where("ids_in_labels"),
-                    f"give {documents} whole numbers a row, one for each column of documents",
+                    f"give {documents} whole numbers per row, one for each column of documents",
                 )
             named = labels
         return batch_relevance(
@@ -241,17 +240,17 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         )
 
     def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor:
-        """Return a teacher's scores from the label column; raises `DataError` if they would train nothing."""
+        """Return the teacher scores in the label column. Raise `DataError` if nothing can be learned from them."""
         name, takes_margins = type(self).__name__, "margin-mse" in self.settings.terms
         if documents < 2:
             raise DataError(
-                f"the data set has one column of documents, and {name} compares the documents of a row, so it would "
+                f"the data set has one column of documents, but {name} compares the documents of a row, so it would "
                 "train nothing",
                 remedy="give columns in this order: anchor, positive, negatives; and a score for each document",
             )
         if takes_margins and documents == self.num_positives:
             raise DataError(
-                f"all {documents} columns of documents are positives, and {name} learns margins above negatives",
+                f"all {documents} columns of documents are positives, but {name} learns margins above negatives",
                 remedy="add columns of negatives, or change num_positives",
             )
         if takes_margins and labels is not None and self.num_positives == 1:
@@ -262,11 +261,11 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             shape = "no label column" if labels is None else f"labels of shape {tuple(labels.shape)}"
             raise DataError(
                 f"{shape}, and {name} reads a teacher's scores",
-                remedy=f"give a label column with {documents} scores a row, one for each column of documents",
+                remedy=f"give a label column with {documents} scores per row, one for each column of documents",
             )
         if not (is_finite := labels.isfinite()).all():
             if not is_finite.any():
-                remedy = "correct the label column; a document without a score has NaN"
+                remedy = "correct the label column: it has NaN only for documents without a score"
                 raise DataError(f"all labels are NaN or infinite, so {name} would train nothing", remedy=remedy)
             if labels.isinf().any():
                 raise DataError(f"a label of {name} is infinite", remedy="give finite scores")
@@ -290,7 +289,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         return table.to(torch.promote_types(table.dtype, torch.float32))
 
     def _compute(self, embeddings: list[Tensor], relevance: RowRelevance | None) -> Tensor:
-        """Return the loss of the columns' embeddings; 0 for a batch without negatives."""
+        """Return the loss of the columns' embeddings. For a batch without negatives it is 0."""
         if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
             return torch.stack([each.sum() * 0 for each in (*embeddings, *self.parameters(recurse=False))]).sum()
@@ -306,9 +305,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
 
 class MannWhitneyLoss(RetrievalLoss):
-    """Mann-Whitney (MW) loss: compare every positive of the batch with every negative of the batch, across anchors.
+    """Mann-Whitney (MW) loss: compare every positive of the batch with every negative, also those of other anchors.
 
-    It bounds the pooled AUC. Scores of different anchors become comparable, and one threshold can serve all of them.
+    It bounds the pooled AUC. Scores of different anchors become comparable, so one threshold is enough for all.
 
     Args:
         model: a `SentenceTransformer`.
@@ -321,7 +320,7 @@ class MannWhitneyLoss(RetrievalLoss):
 
 
 class InfoNCELoss(RetrievalLoss):
-    """InfoNCE, the library's MultipleNegativesRankingLoss: an anchor's first positive against all its negatives.
+    """InfoNCE: an anchor's first positive against all its negatives, as in MultipleNegativesRankingLoss.
 
     Args:
         model: a `SentenceTransformer`.
@@ -334,11 +333,11 @@ class InfoNCELoss(RetrievalLoss):
 
 
 class MarginMSELoss(RetrievalLoss):
-    """MarginMSE: squared difference between the model's and the teacher's margins, over an anchor's own documents.
+    """MarginMSE: squared difference between the margins of model and teacher, over the documents of an anchor's row.
 
     Args:
         model: a `SentenceTransformer`.
-        temperature: tau; scores are divided by it. With 1 and dot products, it is the loss of the paper.
+        temperature: tau; scores are divided by it. With tau = 1 and dot products, this is the loss of the paper.
         arguments: further arguments of `RetrievalLoss`.
     """
 

@@ -1,9 +1,8 @@
 """Relevance of a batch of sentence-transformers: which texts are equal, and which are positives of which anchor.
 
-The trainer passes the token ids of each column to a loss, but neither names of columns nor ids of texts. The columns
-have the order of the data set: anchor, positives, negatives. Texts with equal tokens are one document, wherever they
-are in the batch, so a copy of a positive is not a negative. Rows with equal anchors share their positives.
-"""
+The trainer passes the token ids of each column to a loss, but no names of columns and no ids of texts. The columns are
+in the order of the data set: anchor, positives, negatives. Texts with equal tokens are one document anywhere in the
+batch, so a copy of a positive is not a negative. Rows with equal anchors share their positives."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from raytriever.losses.batch_and_temperature import RowRelevance, copy_all
 from raytriever.losses.batch_relevance import GlobalIds, NoNegativesError, find_relevance, in_ranges
 from raytriever.losses.distributed import WorkerGroup
 
-# Inputs other than text, such as images and sounds, which token ids do not identify.
+# Inputs other than text, such as images and sounds. Token ids do not identify them.
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
 
@@ -38,12 +37,12 @@ def batch_relevance(
     symmetric: bool = False,
     seed: int = 0,
 ) -> RowRelevance | None:
-    """Return the relevance of a batch; None if the global batch contains no negative pair.
+    """Return the relevance of a batch. Return None if the global batch has no negatives.
 
     Args:
         columns: features of the anchors and of each column of documents.
-        positives: number of columns of positives, which follow the anchors.
-        workers: the data-parallel group; all workers call this function.
+        positives: number of columns of positives. They follow the anchors.
+        workers: the data-parallel group. All workers must call this function.
         device: device of the embeddings.
         documents: ids of the documents; by default their tokens identify them.
         teacher: a teacher's scores of the documents.
@@ -59,9 +58,9 @@ def batch_relevance(
     table = _gather(np.concatenate([anchors[:, None], own], 1), workers, device)
     queries, everyones = np.ascontiguousarray(table[:, 0]), table[:, 1:]
     known = np.ascontiguousarray(everyones[:, :positives])
-    # Embeddings are in the order of worker, column, row.
+    # Embeddings are sorted by worker, then column, then row.
     passages = everyones.reshape(workers.size, *own.shape).transpose(0, 2, 1).reshape(-1)
-    # The samples of `rand1` depend on the batch, not on a count, so a resumed run does not repeat earlier samples.
+    # The samples of `rand1` depend on the batch, not on a step number. So a resumed run repeats no earlier samples.
     step = _digest(queries.tobytes())
     everything = GlobalIds(queries, known, passages, *_known_positives(queries, known), seed, step)
     scored, labeled = (None if each is None else (own, each.cpu().numpy()) for each in (teacher, labels))
@@ -73,11 +72,11 @@ def batch_relevance(
 
 
 def text_ids(column: Mapping[str, Any], place: str) -> Int64[ndarray, " rows"]:
-    """Return an id for each text of a column: equal ids for equal tokens, with any padding.
+    """Return an id for each text of a column. Equal tokens get equal ids, whatever the padding is.
 
     Args:
-        column: features of the column. Each image or sound gets a new id, because equal ones cannot be recognized.
-        place: worker and column, from which the ids of images and sounds are made.
+        column: features of the column. Each image or sound gets its own id, because equal ones are not recognized.
+        place: worker and column. The ids of images and sounds are made from it.
     """
     if "input_ids" not in column or any(name in column for name in _OTHER_INPUTS):
         first = next(value for value in column.values() if isinstance(value, Tensor) and value.ndim)
@@ -87,7 +86,7 @@ def text_ids(column: Mapping[str, Any], place: str) -> Int64[ndarray, " rows"]:
 
 
 def _token_rows(column: Mapping[str, Any]) -> Iterator[Int64[ndarray, " tokens"]]:
-    """Yield the tokens of each text, from a padded batch, a flattened one, or bags of tokens."""
+    """Yield the tokens of each text, from a padded batch, a flattened batch, or bags of tokens."""
     tokens = column["input_ids"].cpu().numpy().astype(np.int64)
     if "cu_seq_lens_q" in column:
         yield from np.split(tokens.reshape(-1), column["cu_seq_lens_q"].cpu().numpy()[1:-1])
@@ -99,7 +98,7 @@ def _token_rows(column: Mapping[str, Any]) -> Iterator[Int64[ndarray, " tokens"]
 
 
 def _digest(content: bytes) -> int:
-    """Hash to 63 bits, with the same result in all processes."""
+    """Return a hash of 63 bits, which is the same in all processes."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
@@ -115,7 +114,7 @@ def _gather(rows: ndarray, workers: WorkerGroup, device: torch.device) -> ndarra
 
 
 def _known_positives(queries: ndarray, positives: ndarray) -> tuple[ndarray, ndarray]:
-    """Return (row, document) pairs: the documents are the positives of all rows with the same anchor as the row."""
+    """Return pairs (row, document). The documents of a row are the positives of all rows with the same anchor."""
     order = queries.argsort(kind="stable")
     begin, end = (np.searchsorted(queries[order], queries, side) for side in ("left", "right"))
     numbers, rows = in_ranges(begin, end)

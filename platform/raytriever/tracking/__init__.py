@@ -1,1 +1,1 @@
-"""Experiment tracking: the metrics, settings and files of a run, buffered on disk and sent to MLflow."""
+"""Experiment tracking: metrics, settings and files of a run are stored on disk, and sent to MLflow and others."""

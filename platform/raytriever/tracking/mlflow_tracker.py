@@ -1,6 +1,6 @@
-"""MLflow tracker: the check of its address, the server, and one run, which is resumed by its id, with batched metrics.
+"""MLflow tracker: the check of its address, the server, and a run. A run is resumed by its id; metrics are batched.
 
-MLflow retries a database that cannot be opened for minutes. So `check_uri` first looks for a wrong address without
+If a database cannot be opened, MLflow retries for minutes. So `check_uri` first looks for a wrong address without
 importing MLflow: an unknown scheme, a missing driver, a broken SQLite file, a server that does not listen. The address
 of the database is absolute, because Ray's workers and jobs have other working directories."""
 
@@ -33,10 +33,10 @@ METRICS_PER_REQUEST = 1000  # limit of MLflow
 PARAMS_PER_REQUEST = 100  # limit of MLflow
 PARAM_CHARACTERS = 6000  # MLflow refuses longer values
 REASON_CHARACTERS = 300
-# MLflow must not retry by itself, because a repeated request could create a run twice. The outbox retries instead.
+# MLflow must not retry, because a repeated request could create a run twice. The outbox retries instead.
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", TIMEOUT: "10"}
-NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # otherwise it prints addresses of trace pages
+NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # otherwise MLflow prints addresses of trace pages
 MOST_COMPARED = 20  # maximum number of runs in the address of a comparison
 FILE_TIMEOUT = "120"  # seconds; a server may copy a file to slower storage before it answers
 SQLITE = "sqlite:///"
@@ -49,13 +49,14 @@ _REMEDY = "correct MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current
 
 
 def check_uri(uri: str) -> None:
-    """Check an address of MLflow as far as possible without MLflow itself. Raise `ConfigError` if the address is not
-    valid, its driver is missing, or its server does not answer. Raise `StorageError` if an SQLite file is not writable.
+    """Check an address of MLflow, as far as this is possible without importing MLflow. Raise `ConfigError` if the
+    address is not valid, its driver is missing, or its server does not answer. Raise `StorageError` if an SQLite file
+    is not writable.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator:
         if uri.startswith("sqlite:"):
-            raise _refusal(uri, "is no address of an SQLite file", "write sqlite:///FILE, with three slashes")
+            raise _refusal(uri, "is not the address of an SQLite file", "write sqlite:///FILE, with three slashes")
         return
     name = scheme.partition("+")[0]
     if name == "sqlite":
@@ -73,7 +74,7 @@ def check_uri(uri: str) -> None:
         raise _refusal(uri, f"is no address ({error})") from error
     if name not in ("http", "https"):
         _check_driver(uri, name)
-    # A proxy may be the only way to reach the server.
+    # Do not connect directly: a proxy may be the only way to reach the server.
     has_proxy = scheme in ("http", "https") and getproxies().get(scheme) and host and not proxy_bypass(host)
     if host and not has_proxy:
         try:
@@ -94,9 +95,9 @@ def _check_sqlite(uri: str) -> None:
     file = Path(uri.removeprefix(SQLITE).partition("?")[0])
     with disk_errors(masked(uri)):
         if file.is_dir():
-            raise _refusal(uri, "is a folder", f"name a file in it, as sqlite:///{file / 'mlflow.db'}")
+            raise _refusal(uri, "is a folder", f"give a file in it, such as sqlite:///{file / 'mlflow.db'}")
         if not file.parent.is_dir():
-            remedy = "create it, or name a file in another folder"
+            remedy = "create it, or give a file in another folder"
             raise _refusal(uri, f"the folder {file.parent} does not exist", remedy)
         check_writable(file.parent)  # SQLite writes its journal there
         if not file.exists():
@@ -104,7 +105,7 @@ def _check_sqlite(uri: str) -> None:
         with file.open("r+b") as stream:
             header = stream.read(len(HEADER))
     if header not in (b"", HEADER):
-        raise _refusal(uri, "is no SQLite database", "name another file, or move this one away")
+        raise _refusal(uri, "is not an SQLite database", "give another file, or move this one away")
 
 
 def _check_driver(uri: str, name: str) -> None:
@@ -118,7 +119,7 @@ def _check_driver(uri: str, name: str) -> None:
         what = f"needs the Python package {error.name}, which is not installed"
         raise _refusal(uri, what, f"pip install {error.name}{extra}") from error
     except (ArgumentError, ValueError) as error:
-        raise _refusal(uri, f"is no address of a database ({masked(str(error))})") from error
+        raise _refusal(uri, f"is not the address of a database ({masked(str(error))})") from error
 
 
 def tracking_uri() -> str:
@@ -133,7 +134,7 @@ def experiment_name() -> str:
 
 @contextmanager
 def mlflow_errors(address: str, problem: str, remedy: str) -> Iterator[None]:
-    """Raise the errors of MLflow and of its database as a `ConfigError` of one line."""
+    """Convert errors of MLflow and of its database to a `ConfigError` of one line."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -161,9 +162,9 @@ class MlflowServer:
     name, title = "mlflow", "MLflow"
 
     def __init__(self, uri: str) -> None:
-        # A model in an artifact must never be unpickled.
+        # MLflow must never unpickle a model in an artifact.
         os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
-        # MLflow's log would print thirty lines for each error, although it also raises the error.
+        # For each error that MLflow raises, it would also log thirty lines.
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         for name, value in {**REQUESTS, NO_ADDRESSES: "true"}.items():
             os.environ.setdefault(name, value)
@@ -180,25 +181,25 @@ class MlflowServer:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether the server is on another machine, which has other folders."""
+        """Return whether the server is on another machine, so that it has other folders."""
         address = urlsplit(self._uri)
         if address.scheme not in ("http", "https") or not address.hostname:
             return False
         with suppress(OSError):
             for family, _, _, _, found in socket.getaddrinfo(address.hostname, None, type=socket.SOCK_STREAM):
-                # Only an address of this machine can be bound. A name may have an IPv6 address that is switched off.
+                # Only an address of this machine can be bound. A name may also have an IPv6 address that is disabled.
                 with suppress(OSError), socket.create_server((str(found[0]), 0), family=family):
                     return False
         return True
 
     def translate_errors(self) -> AbstractContextManager[None]:
-        """Raise the errors of MLflow in a block as a `ConfigError` of one line."""
+        """Convert errors of MLflow in a block to a `ConfigError` of one line."""
         return mlflow_errors(
             self.address, "does not answer", "start the server, free its disk, or correct MLFLOW_TRACKING_URI"
         )
 
     def experiment(self) -> str:
-        """Return the id of the experiment of all runs, which is created if it does not exist."""
+        """Return the id of the experiment of all runs. Create it if it does not exist."""
         name = experiment_name()
         experiment = self.client.get_experiment_by_name(name)
         if experiment is not None:
@@ -210,12 +211,12 @@ class MlflowServer:
                     f"choose another one with {setting('experiment')} NAME",
                 )
             return str(experiment.experiment_id)
-        # The artifacts lie next to the database; the path is absolute, so that the UI works from any directory.
+        # The artifacts are next to the database. Their path is absolute, so that the UI works from any directory.
         location = (Path.cwd() / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
         try:
             return str(self.client.create_experiment(name, artifact_location=location))
         except self.exception as error:
-            existing = self.client.get_experiment_by_name(name)  # another run has created it
+            existing = self.client.get_experiment_by_name(name)  # another run has just created it
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or existing is None:
                 raise
             return str(existing.experiment_id)
@@ -243,7 +244,7 @@ class MlflowServer:
 
 
 class MlflowTracker(RemoteRun):
-    """One MLflow run, made by `MlflowServer.connect`: a `Tracker` that raises an error if the server fails."""
+    """One MLflow run, made by `MlflowServer.connect`. Its methods raise an error if the server fails."""
 
     def __init__(
         self, server: MlflowServer, run_name: str, run_id: str | None, parent: str | None, key: str | None, points: int
@@ -268,7 +269,7 @@ class MlflowTracker(RemoteRun):
             raise
         self._client.update_run(run_id, status="RUNNING")
         for name, value in self._tags.items():
-            self._client.set_tag(run_id, name, value)  # the parent may have been created again
+            self._client.set_tag(run_id, name, value)  # the parent may be a new run
         return run_id
 
     def _create(self, experiment: str, run_name: str, key: str | None) -> str:
@@ -281,7 +282,7 @@ class MlflowTracker(RemoteRun):
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         with self._translate_errors():
-            # MLflow refuses to change params, so only missing ones are logged.
+            # MLflow refuses to change params, so log only the missing ones.
             existing = self._client.get_run(self.run_id).data.params
             new = {name: value for name, value in flatten(config).items() if name not in existing}
             params = [Param(name, value[:PARAM_CHARACTERS]) for name, value in new.items()]
@@ -295,7 +296,7 @@ class MlflowTracker(RemoteRun):
                 self._client.log_inputs(self.run_id, [used])
 
     def log(self, points: Sequence[Point]) -> None:
-        """Log metric values, at most `METRICS_PER_REQUEST` in a request."""
+        """Log metric values, at most `METRICS_PER_REQUEST` per request."""
         from mlflow.entities import Metric
 
         metrics = [Metric(point.name, point.value, point.milliseconds, point.step) for point in points]
@@ -322,10 +323,10 @@ class MlflowTracker(RemoteRun):
 
     @cached_property
     def _artifact_root(self) -> Path | None:
-        """The folder of all runs' artifacts if it is in a file system, to which this process then writes directly."""
+        """Folder of all runs' artifacts, if it is a local path. Then this process writes directly to it."""
         with self._translate_errors():
             uri = urlsplit(self._client.get_run(self.run_id).info.artifact_uri)
-        # .../RUN/artifacts
+        # The path ends in RUN/artifacts.
         return Path(unquote(uri.path)).parent.parent if uri.scheme in ("", "file") else None
 
     def finish(self, status: str) -> None:
@@ -336,9 +337,9 @@ class MlflowTracker(RemoteRun):
 
 def _server_folder(root: Path) -> tuple[str, str, str]:
     return (
-        "the artifacts of MLflow are in this folder, which this machine does not have or may not write",
+        "is the folder of MLflow's artifacts, but this machine does not have it or may not write to it",
         str(root),
-        "start the server with --artifacts-destination FOLDER in place of --default-artifact-root, or mount the folder",
+        "start the server with --artifacts-destination FOLDER instead of --default-artifact-root, or mount the folder",
     )
 
 
@@ -355,7 +356,7 @@ def _longer_timeout() -> Iterator[None]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested settings as `section.name: text`, as MLflow's params need. Items of a list are numbered from 1."""
+    """Return nested settings as texts by `section.name`, for MLflow's params. Items of a list are numbered from 1."""
     flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, list):

@@ -1,15 +1,15 @@
 """Outbox of a run for one tracker: the logged data that the tracker does not have yet, and the thread that sends it.
 
 1. Points are in `steps.jsonl`. `run.json` (`run-NAME.json` for trackers other than MLflow) says up to which byte the
-   tracker has them. It also holds all other data: descriptions, names of files, the status, and what of it is unsent.
-2. A message counts as sent when the tracker has confirmed it. After a crash in between it is sent again, which changes
-   nothing: MLflow, Trackio and W&B store a point once, and a run is created under a key that is looked up first.
-3. A file that the tracker refuses waits until everything else is sent, and is tried once more at the end.
-4. When a run is connected, it reports how many points it has. Later points are sent again. That is all of them if a
-   server has lost the run, or if the tracker rewrites its files, as TensorBoard does. Such a run gets its files
-   again, too. Descriptions are sent again with each connection.
-5. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
-   caller waits for a server. One line reports that a server is lost, and another one that it is back."""
+   tracker has them. It also has all other data (descriptions, names of files, the status), and which of it is unsent.
+2. A message is marked as sent when the tracker has confirmed it. After a crash before that, it is sent again. This
+   changes nothing: MLflow, Trackio and W&B store a point once, and a run is created only if its key is unknown.
+3. If the tracker refuses a file, everything else is sent first. At the end, the file is tried once more.
+4. When a run is connected, it reports how many points it has. Later points are sent again. If a server has lost the
+   run, or if the tracker rewrites its files, as TensorBoard does, these are all points, and all files too.
+   Descriptions are sent again with each connection.
+5. One thread sends in order, and retries while the server does not answer. The outbox is on disk, so memory does not
+   grow, and no caller waits for a server. A line is logged when a server is lost, and another when it is back."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
 POINTS_PER_MESSAGE = 1000
-# A message costs a server more than the points in it, so a few points wait for further ones.
+# For a server, a message costs more than the points in it. So a few points wait until there are more.
 GATHER_SECONDS = 1.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before a message is sent again; doubled each time
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before a message is sent again; doubled after each failure
 END_PAUSE = 2.0  # longest pause after the end of the run
 REPORTED_FAILURES = 2  # consecutive failures before a line is logged; a database may be locked for a moment
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's text in one line, without passwords."""
+    """Return the text of an error on one line, without passwords."""
     return " ".join(masked(str(error) or type(error).__name__).split())
 
 
@@ -57,12 +57,12 @@ class Outbox:
         state = read_state(self._file) or RunState(secrets.token_hex(16))
         self._state = replace(state, sent=min(state.sent, steps.size))
         self._sent_points = steps.points - steps.count(self._state.sent)
-        self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker refused, with the reason
-        self._due = 0.0  # `time.monotonic()` at which a few points are sent
+        self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker refused, each with the reason
+        self._due = 0.0  # `time.monotonic()` from which on even a few points are sent
 
     @property
     def run_id(self) -> str | None:
-        """The server's id of the run; None before the server has created it."""
+        """Id of the run on the server; None before the server has created the run."""
         return self._state.tracking_id
 
     @property
@@ -72,7 +72,7 @@ class Outbox:
 
     @property
     def _unsent(self) -> int:
-        """Number of unsent points; a point may be sent before `StepLog` has counted it."""
+        """Number of unsent points. It is not below 0, although a point may be sent before `StepLog` has counted it."""
         return max(0, self._steps.points - self._sent_points)
 
     @property
@@ -94,7 +94,7 @@ class Outbox:
         return next((entry for entry in self._state.files if entry not in self._refused), None)
 
     def retry_files(self) -> bool:
-        """Send refused files again. Return whether there are any."""
+        """Mark refused files as unsent, so that they are sent again. Return whether there are any."""
         with self._lock:
             refused, self._refused = self._refused, {}
             return bool(refused)
@@ -122,7 +122,7 @@ class Outbox:
     def put_description(
         self, params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
     ) -> None:
-        """Store settings, data and tags. They replace unsent ones of the same data, and tags of the same name."""
+        """Store settings, data and tags. They replace a description of the same data set, or of the same tags."""
         new = RunDescription(dict(params), dataset and replace(dataset, counts=dict(dataset.counts)), dict(tags))
         with self._lock:
             waiting, sent = (
@@ -139,7 +139,7 @@ class Outbox:
                 self._change(files=(*self._state.files, entry))
 
     def begin(self, run_name: str) -> None:
-        """Start or resume the run under a name that the server shows."""
+        """Start or resume the run. The server shows it under `run_name`."""
         self._change(name=run_name, status=None)
 
     def put_status(self, status: str) -> None:
@@ -153,14 +153,14 @@ class Outbox:
                 self._change(children=(*self._state.children, folder))
 
     def connect(self) -> RemoteRun:
-        """Return the run at the tracker; create it if it is missing. Raise the errors of `TrackerClient.connect`."""
+        """Return the run at the tracker. Create it if it is missing. Raise the errors of `TrackerClient.connect`."""
         if self._run is None:
             parent = self._parent.run_id if self._parent else None
-            self._change()  # the key is stored before a run is created with it
+            self._change()  # store the key before a run is created with it
             state = self._state
             run = self.client.connect(state.name, self.run_id, parent, state.key, self._sent_points)
             with self._lock:
-                state = self._state  # includes data stored while the tracker answered
+                state = self._state  # includes data that was stored while the tracker answered
                 has_nothing, offset = run.run_id != self.run_id or not run.points, state.sent
                 if has_nothing or run.points != self._sent_points:
                     self._sent_points, offset = self._steps.locate(run.points)
@@ -173,7 +173,7 @@ class Outbox:
         return self._run
 
     def send(self) -> None:
-        """Send one message. After an error, which is raised, the next call connects again."""
+        """Send one message, or raise the error. After an error, the next call connects again."""
         run = self.connect()
         try:
             self._send(run)
@@ -207,7 +207,7 @@ class Outbox:
         elif status := state.status:
             run.finish(status)
             with self._lock:
-                if self._state.status == status:  # unless another one was stored meanwhile
+                if self._state.status == status:  # unless another status was stored in the meantime
                     self._change(status=None)
 
     def _confirm(self, name: str, entry: Any) -> None:
@@ -220,7 +220,7 @@ class Outbox:
     def _change(self, **values: Any) -> None:
         with self._lock:
             state = replace(self._state, **values)
-            if state != self._state or not self._file.exists():  # a finished run that is started again is not written
+            if state != self._state or not self._file.exists():  # do not rewrite the file of a finished run
                 self._state = state
                 write_atomically(self._file, json.dumps(asdict(state)) + "\n")
 
@@ -240,7 +240,7 @@ class OutboxSender:
         self._thread = threading.Thread(target=self._run, name=f"raytriever-{client.name}", daemon=True)
 
     def add(self, outbox: Outbox) -> None:
-        """Add an outbox, whose data is sent after that of earlier ones; start the thread if it is not running."""
+        """Add an outbox. Its data is sent after that of earlier outboxes. Start the thread if it is not running."""
         with self._changed:
             self._outboxes.append(outbox)
             if not self._thread.is_alive():
@@ -257,7 +257,7 @@ class OutboxSender:
         return sum((outbox.backlog() for outbox in self._outboxes), Backlog(failures=self.failures))
 
     def end(self) -> None:
-        """Send all data without delay from now on, even a few points."""
+        """From now on, send all data without delay, even a few points."""
         with self._changed:
             self._ending_since = self._ending_since or time.monotonic()
             self._changed.notify_all()
@@ -292,7 +292,7 @@ class OutboxSender:
         return next((outbox for outbox in self._outboxes if outbox.has_data_to_send), None)
 
     def _due_outbox(self) -> Outbox | None:
-        """Return the first outbox whose data is due; at the end, the first with any data."""
+        """Return the first outbox whose data is due. At the end of the run, return the first with any data."""
         due = (one for one in self._outboxes if one.has_data_to_send and (self._ending_since or not one.due_in))
         return next(due, None)
 

@@ -25,10 +25,9 @@ class RunDescription:
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run at a tracker: the data that it has (bytes of `steps.jsonl`, and `sent_...`), and what it lacks.
+    """State of a run at a tracker. The tracker has `sent` bytes of `steps.jsonl`, and all fields `sent_...`.
 
-    The run is created under `key`. A file is a pair of path and folder. A child is its folder, relative to the run's.
-    """
+    The run is created with `key`. A file is a pair of path and folder. A child is its folder, relative to the run's."""
 
     key: str
     tracking_id: str | None = None
@@ -58,13 +57,13 @@ def read_state(path: Path) -> RunState | None:
         raise StorageError("is damaged or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
     for child in state.children:
         if Path(child).is_absolute() or ".." in Path(child).parts:
-            what = f"is damaged or changed: the folder of the child run {child!r} is not in this one"
+            what = f"is damaged or changed: the folder of the child run {child!r} is outside the run"
             raise StorageError(what, str(path), remedy)
     return state
 
 
 def has_unsent_data(folder: Path, tracker: str) -> bool:
-    """Return whether a tracker of a run, or of a child run, does not have all data."""
+    """Return whether a tracker lacks data of a run or of one of its child runs."""
     state = read_state(folder / state_file(tracker))
     if state is None:
         return False

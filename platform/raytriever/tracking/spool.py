@@ -1,11 +1,10 @@
-"""Trackers of a run: everything logged is stored next to the run first, then sent by one thread for each tracker.
+"""Trackers of a run. All logged data is first stored in the run directory, then sent by one thread per tracker.
 
-If a tracker goes away during a run, the run only logs a line. At its end the run waits for the tracker for a limited
-time; if the same command is run again, it sends the rest. Only at the start is an unreachable MLflow server an error,
-because its address is then probably wrong.
+If a tracker stops answering during a run, the run only logs a line. At the end, the run waits for the tracker for a
+limited time. If the same command is run again, it sends the rest. An unreachable MLflow server is an error only at the
+start of a run, because then its address is probably wrong.
 
-If a job writes its output directory at its end, the data waits in a hidden folder next to it (`open_adjacent`).
-"""
+If a job writes its output directory at its end, the data is stored in a hidden folder next to it (`open_adjacent`)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker, TrackerClient
 from raytriever.tracking.tracker_names import TITLES, open_trackers
 
-# Seconds to wait for a failing server at the end of a run, and at the end of one that was interrupted or failed.
+# Seconds to wait for a failing server at the end of a finished run, and of a run that was interrupted or failed.
 END_SECONDS, SHORT_END_SECONDS = 60.0, 5.0
 _ADJACENT = ".tracking"  # suffix of the folder next to an output
 
@@ -73,7 +72,7 @@ class Spool(Tracker):
 
     @property
     def run_id(self) -> str | None:
-        """The first tracker's id of the run; None without trackers, or before the tracker has created the run."""
+        """Id of the run at the first tracker; None without trackers, or before the tracker has created the run."""
         return self._outboxes[0].run_id if self._outboxes else None
 
     def child(self, run_name: str, folder: Path) -> Spool:
@@ -100,12 +99,12 @@ class Spool(Tracker):
         self._wake()
 
     def log(self, points: Sequence[Point]) -> None:
-        """See `Tracker`; a point is left out if its name and step were logged before."""
+        """See `Tracker`. A point is left out if its name and step were already logged."""
         self._steps.add(points)
         self._wake()
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """See `Tracker`; the file must exist until it is sent."""
+        """See `Tracker`. The file must exist until it is sent."""
         if not path.exists():
             raise StorageError("does not exist, so it cannot be logged as an artifact", str(path), "write it first")
         for outbox in self._outboxes:
@@ -122,11 +121,11 @@ class Spool(Tracker):
             sender.wake()
 
     def backlog(self) -> Backlog:
-        """Return the unsent data of this run and its child runs, each point and file once for each tracker."""
+        """Return the amount of unsent data of this run and its child runs. A point or file counts once per tracker."""
         return sum((sender.backlog() for sender in self._senders), Backlog())
 
     def finish(self, status: str) -> None:
-        """Close the run. A run without a parent waits for the trackers, and logs the data that remains unsent."""
+        """Close the run. A run without a parent waits for the trackers, and logs how much data is still unsent."""
         for outbox in self._outboxes:
             outbox.put_status(status)
         self._wake()
@@ -155,19 +154,19 @@ class Spool(Tracker):
         if refusals := sender.refusals:
             count = f"{len(refusals):,} files" if len(refusals) > 1 else "a file"
             self._log(
-                f"{sender.client.title} has the metrics and the status, but did not take {count}: {refusals[0]}; the "
-                f"same command sends what waits in {self.folder}"
+                f"{sender.client.title} has the metrics and the status, but refused {count}: {refusals[0]}; repeat the "
+                f"same command to send what is stored in {self.folder}"
             )
             return False
         self._log(
-            f"{left.points:,} points and {left.files:,} files wait for {sender.client.title} in {self.folder}; "
-            "the same command sends them"
+            f"{left.points:,} points and {left.files:,} files for {sender.client.title} are stored in {self.folder}; "
+            "repeat the same command to send them"
         )
         return False
 
 
 def send_pending(folder: Path, trackers: Sequence[str], log: Log) -> bool:
-    """Send the unsent data of a finished run and its child runs to some trackers; return whether all has been sent. A
+    """Send the unsent data of a finished run and its child runs to some trackers. Return whether all data was sent. A
     tracker that does not answer is not an error here, because the run is finished and its results are stored."""
     sent = [_send_pending(folder, name, log) for name in trackers if has_unsent_data(folder, name)]
     return all(sent)
@@ -186,7 +185,7 @@ def _send_pending(folder: Path, tracker: str, log: Log) -> bool:
 
 
 def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
-    """Start a run for a job that writes `output` at its end; the run has the name of `output`."""
+    """Start a run for a job that writes `output` at its end. The run has the name of `output`."""
     clients = open_trackers(trackers)
     name = output.resolve().name
     parent = output.resolve().with_name(f".{name}{_ADJACENT}")
@@ -211,5 +210,5 @@ def _output_of(folder: Path) -> Path:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # the parent folder may hold folders of other jobs
+    with suppress(OSError):  # the parent folder may also have folders of other jobs
         folder.parent.rmdir()

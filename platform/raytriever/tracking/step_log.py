@@ -2,9 +2,8 @@
 
 The file has three readers: a resumed run, which needs its curves; the tracker, which sends the points that the server
 does not have yet; and any reader of a run directory. A complete line is durable. If the process died while it wrote a
-line, the partial line is removed before the next one is written. Its step is then repeated, because no later checkpoint
-was committed.
-"""
+line, the partial line is removed before the next line is written. The step of this line is repeated, because no later
+checkpoint was committed."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"
 _REMEDY = f"remove the line, or give another {setting('output')}"
-# Largest step (each step uses one bit of memory), and largest time in milliseconds.
+# Largest step, because each step uses one bit of memory; and largest time in milliseconds.
 _LIMITS = (1_000_000_000, 1 << 53)
 
 
@@ -34,7 +33,7 @@ class PointBatch(NamedTuple):
 
 
 class StepLog:
-    """Step log of one run, whose directory may not exist yet. One process at a time may write it, from any thread."""
+    """Step log of one run. Its directory may not exist yet. One process at a time may write it, from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / STEPS
@@ -71,7 +70,7 @@ class StepLog:
             return len(fresh)
 
     def read_from(self, offset: int, limit: int) -> PointBatch:
-        """Return at least `limit` points from a byte offset on, in complete lines; fewer at the end of the file."""
+        """Return at least `limit` points from a byte offset on, in complete lines, or fewer at the end of the file."""
         batch = PointBatch([], offset)
         for end, entry in _entries(self._file, offset, self.size):
             batch = PointBatch([*batch.points, *_points(entry)], end)
@@ -84,7 +83,7 @@ class StepLog:
         return sum(len(entry["measured"]) for _, entry in _entries(self._file, offset, self.size))
 
     def locate(self, points: int) -> tuple[int, int]:
-        """Return how many of the first `points` points fill complete lines, and the byte offset after these lines."""
+        """Return how many of the first `points` points are in complete lines, and the byte offset after these lines."""
         before = offset = 0
         for end, entry in _entries(self._file, 0, self.size):
             if before + len(entry["measured"]) > points:
@@ -118,7 +117,7 @@ def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int,
 
 
 def training_folders(folder: Path) -> list[Path]:
-    """Return the folders with the step logs of a run: those of its stages in order, or its own."""
+    """Return the folders with the step logs of a run: the folders of its stages in order, or the folder of the run."""
 
     def number(path: Path) -> tuple[int, str]:
         prefix = path.name.partition("-")[0]
@@ -128,7 +127,7 @@ def training_folders(folder: Path) -> list[Path]:
 
 
 def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
-    """Return the curve of a metric over all stages; step 1 of a stage follows the last step of the stage before."""
+    """Return the curve of a metric over all stages. Step 1 of a stage follows the last step of the stage before."""
     whole: list[tuple[int, float]] = []
     done = 0
     for folder in folders:

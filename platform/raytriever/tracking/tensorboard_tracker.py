@@ -1,4 +1,4 @@
-"""TensorBoard tracker: one event file for each run. A resumed run writes it again from the first point."""
+"""TensorBoard tracker: one event file for each run. A resumed run writes a new file from the first point on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TensorboardClient(TrackerClient):
         self.address = str(self._folder)
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> TensorboardRun:
-        """See `TrackerClient`; the id of a run is its folder."""
+        """See `TrackerClient`. The id of a run is its folder."""
         run_id = run_id or f"{re.sub(r'[^A-Za-z0-9_./-]', '_', run_name)}-{key[:8]}"
         return TensorboardRun(self._folder / run_id, run_id)
 
@@ -55,9 +55,9 @@ class TensorboardRun(RemoteRun):
         self.view = f"tensorboard --logdir {shlex.quote(str(events_folder()))}"
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.glob("events.out.tfevents.*"):
-            os.truncate(file, 0)  # emptied, because TensorBoard stops at a file that is removed
+            os.truncate(file, 0)  # not removed, because TensorBoard would stop at a missing file
         self._file = folder / f"events.out.tfevents.{time.time_ns()}.raytriever"
-        # At this event, a TensorBoard that has read the earlier file drops its points.
+        # If TensorBoard has read the earlier file, this event makes it drop the earlier points.
         start = Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
         self._write([Event(wall_time=time.time(), file_version="brain.Event:2"), start])
 
@@ -70,7 +70,7 @@ class TensorboardRun(RemoteRun):
             self._write([self._event(wall_time=time.time(), summary=summary)])
 
     def log(self, points: Sequence[Point]) -> None:
-        """Write an event for each step and time; TensorBoard stores values as float32."""
+        """Write an event for each step and time. TensorBoard stores values as float32."""
         rows = rows_of(points)
         events = [self._event(wall_time=row[0].milliseconds / 1000, step=row[0].step) for row in rows]
         for event, row in zip(events, rows, strict=True):

@@ -12,11 +12,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-STAGE = "raytriever.stage"  # tag with the command that made a run; the UI can filter by it
+STAGE = "raytriever.stage"  # tag with the name of the command that made a run; the UI can filter runs by it
 
 
 def git_commit(directory: Path) -> str | None:
-    """Return the commit of the checkout that holds `directory`, with `-dirty` if files differ; None outside of one."""
+    """Return the commit of the checkout around `directory`, with `-dirty` if files differ; None if there is none."""
 
     def git(*words: str) -> str | None:
         try:
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
 
 def points_now(values: Mapping[str, float | None], step: int = 0) -> list[Point]:
-    """Return values by name as points of a step at this time; None and NaN become no point."""
+    """Return values by name as points of a step at this time. Leave out None and NaN."""
     now, numbers = time.time_ns() // 1_000_000, {name: math.nan if one is None else one for name, one in values.items()}
     return [Point(name, float(value), step, now) for name, value in numbers.items() if not math.isnan(value)]
 
@@ -74,7 +74,7 @@ class Backlog:
 
 
 class Tracker:
-    """Receiver of settings, metrics and files of a run from the driver, the only writer. This class keeps nothing."""
+    """Receiver of settings, metrics and files of a run. Only the driver writes to it. This base class ignores them."""
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         """Log the resolved settings, the data and the tags. A resumed run may repeat the call, which changes nothing. A
@@ -87,15 +87,14 @@ class Tracker:
         """Store a file, or a directory with its content, as an artifact."""
 
     def finish(self, status: str) -> None:
-        """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
+        """Close the run with a status: `FINISHED`, `FAILED` or `KILLED`."""
 
 
 class RemoteRun(Tracker):
-    """One run at a tracker, which may fail at any time.
+    """One run at a tracker. The tracker may fail at any time.
 
-    `run_id` is the tracker's id of the run, and `view` the command or address that shows it. `points` is the number of
-    the run's first points that the tracker had when the run was created or resumed.
-    """
+    `run_id` is the run's id at the tracker, and `view` the command or address that shows it. `points` is the number of
+    the run's first points that the tracker had when the run was created or resumed."""
 
     run_id: str
     points: int
@@ -111,13 +110,13 @@ class TrackerClient(Protocol):
     address: str
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> RemoteRun:
-        """Create or resume a run; raise an error if the tracker does not answer.
+        """Create or resume a run. Raise an error if the tracker does not answer.
 
         Args:
-            run_id: run to resume; None for a new one.
-            key: unique text of the run, by which it is found again if a response was lost.
-            points: number of points that the tracker has confirmed. A tracker that cannot count its points returns a
-                run with this number.
+            run_id: run to resume; None for a new run.
+            key: unique text of the run. With it, the run is found again if a response was lost.
+            points: number of points that the tracker has confirmed. If a tracker cannot count its points, the returned
+                run has this number.
         """
 
 
@@ -148,7 +147,7 @@ def rows_of(points: Sequence[Point]) -> list[list[Point]]:
 
 @contextmanager
 def closing(tracker: Tracker) -> Iterator[None]:
-    """Close a run at the end of the block, with a status that says how the block ended."""
+    """Close a run at the end of the block. Its status says how the block ended."""
     status = "FAILED"
     try:
         yield

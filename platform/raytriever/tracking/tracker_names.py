@@ -1,8 +1,7 @@
-"""Names that `--tracker` accepts, their packages and keys, and the trackers themselves.
+"""Trackers by the names that `--tracker` accepts, and checks of their packages, keys and addresses.
 
-`check_trackers` finds a missing package, a missing key and a wrong address before any long work. It sends no request,
-except to an MLflow server.
-"""
+`check_trackers` finds a missing package, a missing key or a wrong address before any long work. It connects to no
+server, except to an MLflow server."""
 
 from __future__ import annotations
 
@@ -21,19 +20,19 @@ _OLDEST = {"wandb": "0.19.10", "tensorboard": "2.18", "trackio": "0.43"}
 
 
 def read_trackers(text: str) -> tuple[str, ...]:
-    """Return the names in a list such as `mlflow,wandb`; `none` gives no names."""
+    """Return the names in a list such as `mlflow,wandb`. For `none`, return no names."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in (*TITLES, NONE):
             raise ConfigError(f"unknown tracker {name!r}", setting("tracker"), did_you_mean(name, [*TITLES, NONE]))
     if NONE in names and len(names) > 1:
-        what = f"{text!r} names trackers next to {NONE!r}"
-        raise ConfigError(what, setting("tracker"), f"give {NONE}, or leave it out")
+        what = f"{text!r} has both {NONE!r} and names of trackers"
+        raise ConfigError(what, setting("tracker"), f"give {NONE} alone, or leave it out")
     return () if names == [NONE] else tuple(names)
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers can be used, as far as that is possible without connecting to them."""
+    """Check that trackers can be used. Only an MLflow server is connected to."""
     for name in names:
         if name in _OLDEST:
             _check_package(name)
@@ -50,7 +49,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(names: Sequence[str]) -> list[TrackerClient]:
-    """Return trackers; raises the errors of `check_trackers`, and `ConfigError` if MLflow's server does not answer."""
+    """Return trackers by name. Raise the errors of `check_trackers`, and `ConfigError` if MLflow does not answer."""
     check_trackers(names)
     return [_open(name) for name in names]
 

@@ -1,8 +1,7 @@
 """Trackio tracker: rows in Trackio's database on this machine (`TRACKIO_DIR`), which `trackio show` opens.
 
-A row's id consists of its run and its first point. Trackio keeps one row for each id, so a row that is sent twice
-changes nothing. Trackio's `Run` is not used, because it writes from a thread that drops a batch after an error.
-"""
+The id of a row consists of its run and its first point. Trackio stores one row per id, so a row can be sent twice
+without effect. Trackio's `Run` is not used, because it writes from a thread that drops a batch after an error."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class TrackioClient(TrackerClient):
         self.address = str(SQLiteStorage.get_project_db_path(PROJECT))
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> TrackioRun:
-        """See `TrackerClient`; the key of the run is its id."""
+        """See `TrackerClient`. The key of the run is its id."""
         return TrackioRun(self.storage, run_name, run_id or key, points)
 
 
@@ -40,7 +39,7 @@ class TrackioRun(RemoteRun):
         self._config: dict[str, str | float] = {}
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
-        """Keep settings, data and tags, which Trackio stores with the next rows."""
+        """Keep settings, data and tags. Trackio stores them with the next rows."""
         self._config |= described(config, dataset, tags)
 
     def log(self, points: Sequence[Point]) -> None:

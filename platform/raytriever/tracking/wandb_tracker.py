@@ -1,8 +1,7 @@
 """W&B tracker: runs of W&B in the modes of `WANDB_MODE`, with `step` as their x-axis.
 
-W&B's `_step` of a row is the number of its last point. So a server knows how many points it has, and accepts none
-twice. Without a server, a resumed run is written again from its first point, and replaces its earlier folder.
-"""
+The `_step` of a row at W&B is the number of its last point. So a server knows how many points it has, and accepts no
+point twice. Without a server, a resumed run is written again from its first point, and replaces its earlier folder."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, Tracker
 
 OFFLINE = ("offline", "dryrun", "disabled")
 _REMEDY = "run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline"
-# With these settings W&B prints nothing, and collects only what it is sent.
+# With these settings, W&B prints nothing, and stores only what raytriever sends.
 _QUIET: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "disable_code": True}
 _QUIET |= {"x_disable_stats": True, "init_timeout": 30.0, "finish_timeout": 60.0, "finish_timeout_raises": True}
 
 
 def read_settings() -> Any:
-    """Return the settings of W&B in this process; raise `ConfigError` if it needs a key and has none."""
+    """Return the settings of W&B in this process. Raise `ConfigError` if it needs a key but has none."""
     for name, value in (("WANDB_SILENT", "true"), ("WANDB_ERROR_REPORTING", "false")):
         os.environ.setdefault(name, value)
     import wandb
@@ -42,7 +41,7 @@ def read_settings() -> Any:
 
 
 class WandbClient(TrackerClient):
-    """W&B's server, or its folders of runs on this machine."""
+    """Server of W&B, or the folder of its runs on this machine."""
 
     name, title = "wandb", "W&B"
 
@@ -53,11 +52,11 @@ class WandbClient(TrackerClient):
         self._connected = set[str]()
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> WandbRun:
-        """See `TrackerClient`; the key of the run is its id."""
+        """See `TrackerClient`. The key of the run is its id."""
         import wandb
 
         run_id = run_id or key
-        if run_id in self._connected:  # the run failed before; W&B's process refuses an id in use
+        if run_id in self._connected:  # the run failed before, and W&B's process still uses its id
             self._end_process()
         for file in self._folder.glob(f"*-{run_id}*/run-{run_id}.wandb") if self._is_offline else ():
             shutil.rmtree(file.parent)
@@ -74,7 +73,7 @@ class WandbClient(TrackerClient):
         return WandbRun(run, view, 0 if self._is_offline else run.starting_step)
 
     def _end_process(self) -> None:
-        """End W&B's process. Its other runs fail, and are connected again."""
+        """End the process of W&B. Its other runs then fail, and connect again."""
         import wandb
 
         self._connected.clear()
@@ -101,7 +100,7 @@ class WandbRun(RemoteRun):
             self._run.log({point.name: point.value for point in row} | times, step=self._next - 1, commit=True)
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Copy a file into the run's files, from which W&B uploads it."""
+        """Copy a file into the run's files. W&B uploads it from there."""
         copy = Path(self._run.dir) / folder / path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         self._run.save(shutil.copyfile(path, copy), base_path=self._run.dir, policy="now")

@@ -1,1 +1,1 @@
-"""Training of one encoder: settings, loop, batches, optimizer, checkpoints, validation, and how a run resumes."""
+"""Training of one encoder: settings, loop, batches, optimizer, checkpoints, validation, and resuming."""

@@ -1,8 +1,8 @@
-"""Background jobs of training: functions of a committed checkpoint, whose result all workers adopt after the same step.
+"""Background jobs of training: work on a committed checkpoint, whose result all workers adopt after the same step.
 
 A job has phases. While a job runs, and only then, the workers exchange one small message after each step. A phase ends
-when the first worker has finished it or, if it needs all workers, when all have finished with the same result. It ends
-on all workers after the same step.
+when the first worker has finished it. If it needs all workers, it ends when all have finished with the same result. It
+ends on all workers after the same step.
 
 1. `submit` starts a job. When its checkpoint is committed, the path is passed to another process or a thread.
 2. `poll` checks the work after each step and exchanges the messages.
@@ -40,7 +40,7 @@ class JobStatus(IntEnum):
 
 
 class JobMessage(NamedTuple):
-    """Message of one worker to all: its status, and the result of the phase, a number that float64 holds exactly."""
+    """Message of one worker to all: its status, and the result of the phase, a number that float64 can represent."""
 
     status: JobStatus = JobStatus.RUNNING
     result: float = 0.0
@@ -50,13 +50,13 @@ RUNNING = JobMessage()
 
 
 def all_rows(row: list[float], workers: WorkerGroup) -> list[list[float]]:
-    """Gather the row of each worker, by rank, in one small collective on the CPU; all workers call it."""
+    """Gather a row of numbers from each worker, by rank, in one small collective on the CPU; all workers call it."""
     rows: list[list[float]] = workers.all_gather(torch.tensor([row], dtype=torch.float64)).tolist()
     return rows
 
 
 def all_texts(text: str, workers: WorkerGroup) -> list[str]:
-    """Gather the text of each worker, by rank, in two collectives on the CPU; all workers call it."""
+    """Gather a text from each worker, by rank, in two collectives on the CPU; all workers call it."""
     raw = text.encode()
     length = max(int(row[0]) for row in all_rows([len(raw)], workers))
     own = torch.frombuffer(bytearray(raw.ljust(length + 1, b"\0")), dtype=torch.uint8)[None]
@@ -79,17 +79,14 @@ class JobClient(Protocol[Result]):
 
 @dataclass(frozen=True)
 class JobPhase:
-    """One phase of a job.
+    """One phase of a job."""
 
-    Args:
-        check: returns this worker's message. It is called after each step, with the number of steps done, until the
-            message is no longer `RUNNING`. It does not wait.
-        start: called on every worker, with the number of steps done, when the previous phase has ended.
-        needs_all: if True, the phase ends when all workers have the same result; else when the first worker has one.
-    """
-
+    # Returns this worker's message. It is called after each step, with the number of steps done, until the message is
+    # no longer `RUNNING`. It does not wait.
     check: Callable[[int], JobMessage]
+    # Called on every worker, with the number of steps done, when the previous phase has ended.
     start: Callable[[int], None] = lambda step: None
+    # If True, the phase ends when all workers have the same result; else when the first worker has one.
     needs_all: bool = False
 
     def is_done(self, messages: Sequence[JobMessage]) -> bool:
@@ -161,11 +158,11 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def reject(self, step: int, reason: str) -> None:
-        """Drop a job that failed after `step` steps; `reason` is empty if another worker failed."""
+        """Drop the failed job. All workers call it after `step` steps; `reason` is empty if another worker failed."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Name the running job, as the end of the line `Training has waited 60 s for ...`."""
+        """Return a phrase for the running job, the end of the log line `Training has waited 60 s for ...`."""
 
     @property
     def is_first(self) -> bool:
@@ -178,7 +175,7 @@ class BackgroundJob(ABC):
         return self._phase is not None
 
     def start(self, progression: Progression) -> Progression:
-        """Return the progression to train from, given that of the checkpoint; called once, before the first batch."""
+        """Resume, given the checkpoint's progression. Return the one to train from. Called before the first batch."""
         self.recover(progression.step)
         return progression
 
@@ -191,8 +188,8 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def after_step(self, progression: Progression) -> Progression:
-        """Act after a step, and return the progression, with `stopped` set if training ends. A checkpoint that is due
-        is being written."""
+        """Act after a step, and return the progression, with `stopped` set if training ends. If the step is due for a
+        checkpoint, this is already being written."""
 
     def finish(self, progression: Progression) -> Progression:
         """Act after the last step, when all checkpoints are committed; returns the final progression."""
@@ -220,7 +217,7 @@ class BackgroundJob(ABC):
         self._enter(0, lambda: None)
 
     def poll(self, step: int) -> None:
-        """Check the running job after `step` steps. Go to its next phase if the messages say that it is due."""
+        """Check the running job after `step` steps. Start its next phase if the messages say that this one ended."""
         if self._phase is None:
             return
         phase = self._phases[self._phase]

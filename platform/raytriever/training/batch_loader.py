@@ -7,7 +7,7 @@
    separate stream, while the GPU computes an earlier step. The step's stream waits for the copy, the CPU does not.
 
 The loader is a thread, not a process: slicing memory-mapped tokens takes one or two milliseconds, less than sending a
-batch between processes. It calls numpy rather than torch, which would give each thread its own pool of threads."""
+batch between processes. It calls NumPy, because torch would start another pool of threads for this thread."""
 
 from __future__ import annotations
 
@@ -40,26 +40,17 @@ Passes = Sequence[tuple[Buckets, Side]]
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch.
+    """One worker's share of a global batch."""
 
-    Args:
-        queries, passages: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
-        relevance: positives of the queries in the global batch, and pairs that are not negatives.
-        chunk: maximum number of tokens of a chunk, padding included; None without gradient caching.
-        version: refresh round whose hard negatives the batch uses; 0 for the initial table.
-        guide: the same texts as the guide reads them; empty without a guide.
-        work: tokens and FLOPs of this share.
-        copied: CUDA event that marks the end of the copy to a GPU; None on a CPU.
-    """
-
+    # `queries`, `passages`: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
     queries: Buckets
     passages: Buckets
-    relevance: RowRelevance
-    chunk: int | None = None
-    version: int = 0
-    guide: Passes = ()
-    work: tuple[float, float] = (0.0, 0.0)
-    copied: torch.cuda.Event | None = None
+    relevance: RowRelevance  # positives of the queries in the global batch, and pairs that are not negatives
+    chunk: int | None = None  # maximum number of tokens of a chunk, padding included; None without gradient caching
+    version: int = 0  # refresh round whose hard negatives the batch uses; 0 for the initial table
+    guide: Passes = ()  # the same texts as the guide reads them; empty without a guide
+    work: tuple[float, float] = (0.0, 0.0)  # tokens and FLOPs of this share
+    copied: torch.cuda.Event | None = None  # CUDA event that marks the end of the copy to a GPU; None on a CPU
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each tensor replaced by `copy(tensor)`, in a fixed order; `lengths` are kept."""
@@ -77,7 +68,7 @@ class Batch:
 
 
 def copy_to(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None) -> Batch:
-    """Start to copy a batch to a device, for a GPU on the given stream; any thread may call this."""
+    """Start to copy a batch to a device. A copy to a GPU uses the given stream. Any thread may call this."""
     if stream is None:
         return copy_all(batch.map, device)
     with torch.cuda.stream(stream):
@@ -105,29 +96,17 @@ PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Source of the batches of a split; it makes the share of any worker.
+    """Source of the batches of a split; it makes the share of any worker."""
 
-    Args:
-        tokens: tokens of queries and documents by position, made for the retriever that encodes them.
-        examples: the training examples: queries with their positives and hard negatives.
-        order: order in which the steps use the examples.
-        positives_per_query: maximum number of positives of a query's group.
-        negatives_per_query: hard negatives of a query's group; more if the query has fewer positives.
-        version: refresh round whose hard negatives are used; 0 for the initial table.
-        teacher: a teacher's scores of the pairs of a group; None without a teacher.
-        labels: graded relevance of the pairs of a group, 0 to 1; None for binary relevance.
-        guide: texts as the false-negative guide reads them; None without a guide.
-    """
-
-    tokens: Tokens
-    examples: Examples
-    order: Order
-    positives_per_query: int
-    negatives_per_query: int
-    version: int = 0
-    teacher: TeacherTable | None = None
-    labels: TeacherTable | None = None
-    guide: GuideTexts | None = None
+    tokens: Tokens  # tokens of queries and documents by position, made for the retriever that encodes them
+    examples: Examples  # the training examples: queries with their positives and hard negatives
+    order: Order  # order in which the steps use the examples
+    positives_per_query: int  # maximum number of positives of a query's group
+    negatives_per_query: int  # hard negatives of a query's group; more if the query has fewer positives
+    version: int = 0  # refresh round whose hard negatives are used; 0 for the initial table
+    teacher: TeacherTable | None = None  # a teacher's scores of the pairs of a group; None without a teacher
+    labels: TeacherTable | None = None  # graded relevance of the pairs of a group, 0 to 1; None for binary relevance
+    guide: GuideTexts | None = None  # texts as the false-negative guide reads them; None without a guide
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
         """Return the source with other hard negatives. Order, queries, positives and random samples stay the same."""
@@ -138,8 +117,7 @@ class BatchSource:
     ) -> Batch:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
-        Every worker computes the ids of the whole batch, so the relevance needs no communication.
-        """
+        Every worker computes the ids of the whole batch, so the relevance needs no communication."""
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
         share = len(worker_slice(chosen, workers.rank, workers.size))
         own = slice(workers.rank * share, (workers.rank + 1) * share)
@@ -201,7 +179,7 @@ class Prefetcher(Generic[T]):
     """Iterator over `make(step)` for each of `steps`, in order, computed ahead in a thread; used in a `with` statement.
 
     An error of `make` is raised when its batch is requested, and ends the iteration. At the end of the block the thread
-    finishes the batch that it is preparing, and ends. The training loop `waited` so many seconds for the last batch."""
+    finishes the batch that it is preparing, and ends. `waited`: seconds that the loop waited for the last batch."""
 
     def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = PREFETCH_DEPTH) -> None:
         self.waited = 0.0

@@ -1,4 +1,4 @@
-"""Checkpoint: the whole state of a run at a step, committed by one rename; and how a run resumes from it.
+"""Checkpoint: the whole state of a run at a step, committed by one rename. A run resumes from it.
 
 A directory `checkpoints/step-N` holds every worker's slices of the trained weights and of AdamW's moments as
 safetensors files, and `state.json`. Each worker that has slices writes one file of weights and one of moments. Frozen
@@ -44,21 +44,14 @@ MOMENTS = "optimizer"
 
 @dataclass(frozen=True)
 class Progression:
-    """Progress of a run: the step, and the state of early stopping.
+    """Progress of a run: the step, and the state of early stopping."""
 
-    Args:
-        step: number of optimizer steps done.
-        best_step: step of the best checkpoint (the first of equal ones); 0 before the first validation.
-        best_value: value of the deciding metric at that step; higher is better, so a dev loss is negated.
-        validations_without: number of validations since the best one.
-        stopped: True if early stopping has ended the run.
-    """
-
-    step: int = 0
-    best_step: int = 0
+    step: int = 0  # number of optimizer steps done
+    best_step: int = 0  # step of the best checkpoint (the first of equal ones); 0 before the first validation
+    # Value of the deciding metric at that step; higher is better, so a dev loss is negated.
     best_value: float = float("-inf")
-    validations_without: int = 0
-    stopped: bool = False
+    validations_without: int = 0  # number of validations since the best one
+    stopped: bool = False  # True if early stopping has ended the run
 
     def after_validation(self, step: int, value: float, patience: int) -> Progression:
         """Return the progression after the validation at `step`. NaN is never better than another value."""
@@ -86,9 +79,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def write_slices(slices: Iterable[Slice], folder: Path, rank: int, size: int) -> None:
     """Write one worker's slices: a file of weights and a file of moments.
 
-    A slice that is a whole tensor keeps its shape. Any other slice is stored flat; the metadata of the file then has
-    its start and the shape of the tensor.
-    """
+    A slice that is a whole tensor keeps its shape. Any other slice is stored flat; the metadata of the file then have
+    the start of the slice and the shape of the tensor."""
     kinds: dict[str, list[Slice]] = {WEIGHTS: [], MOMENTS: []}
     for one in slices:
         kinds[MOMENTS if ":" in one.name else WEIGHTS].append(one)
@@ -118,7 +110,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
         try:
             read_manifest(path)
         except StorageError as error:
-            lines.append(f"{error}. The newest undamaged checkpoint before it is used, if there is one.")
+            lines.append(f"{error}. The run resumes from an earlier checkpoint, if there is one.")
         else:
             return path, lines
     return None, lines
@@ -138,8 +130,7 @@ def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
 def prune(folder: Path, progression: Progression, keep: int, retained: Collection[int] = ()) -> None:
     """Remove all checkpoints except the best, those of the `retained` steps, and the `keep` newest of the others.
 
-    Checkpoints of later steps are removed too. They are damaged; otherwise the run would have resumed from them.
-    """
+    Checkpoints of later steps are removed too. They are damaged; otherwise the run would have resumed from them."""
     others = sorted(
         (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step), reverse=True
     )
@@ -162,9 +153,9 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
-    """Return, by name, all values that a step depends on, except the model and the step number."""
+    """Return, by name, everything that the result of a step depends on, except the model and the step number."""
     origin: dict[str, Any] = {"data": data_digest} if data_digest else {}
-    # The path of the guide is left out, because the guide may have moved; its digest is compared instead.
+    # The path of the guide is left out, because its files may have moved; their digest is compared instead.
     origin |= {f"loss.{name}": value for name, value in asdict(loss).items() if name != "guide"}
     origin |= {f"training.{name}": value for name, value in asdict(training).items() if name not in MAY_CHANGE}
     return origin | {"total_steps": total_steps}
@@ -216,13 +207,13 @@ def load_best(
 ) -> None:
     """Load the best weights into the module, which is unsharded on every worker and has the last weights.
 
-    If the best checkpoint is damaged, the same run, started again, ends with its last weights."""
+    Raises `StorageError` if the best checkpoint is damaged. When the run is started again, it chooses another one."""
     step = progression.best_step or progression.step
     if step in (0, progression.step):
         return
     path = checkpoint_path(folder, step)
     check_checkpoint(path, is_checked=workers.rank > 0)
-    workers.all_reduce(torch.zeros(1, device=device))  # no worker reads before the digests are checked
+    workers.all_reduce(torch.zeros(1, device=device))  # wait until the first worker has checked the digests
     own = dict(objective.named_parameters())
     with torch.no_grad():
         for name, values in whole_tensors(read_slices(path, WEIGHTS)):
@@ -244,6 +235,6 @@ def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:
     try:
         read_manifest(checkpoint_path(folder, progression.best_step))
     except StorageError as error:
-        log(f"{error}. The best checkpoint is chosen from later ones.")
+        log(f"{error}. The best checkpoint will be chosen from later ones.")
         return progression.step, 0
     return progression.step, 1

@@ -2,12 +2,12 @@
 
 1. At a step, every worker copies its slices of the state to CPU memory. The step waits for this copy only.
 2. One thread of each worker writes its copies. The first worker writes into a hidden directory of the checkpoint. If
-   the state is sharded, each other worker writes into a committed directory next to it.
+   the state is sharded, each other worker commits a directory of its own next to that one.
 3. The first worker's thread waits for the shards of the others, moves them into its directory, and commits the
    checkpoint with one rename. Then it removes the checkpoints that need not be kept.
 
-So a checkpoint with a manifest is complete, whichever process died. After each step, the workers exchange three facts
-in one collective: whether they are writing, whether they failed, and whether a checkpoint is due by time. So all
+So a checkpoint with a manifest is complete, even if a process died. After each step, the workers exchange three facts
+in one collective: whether they are writing, whether they failed, and whether it is time for a checkpoint. So all
 workers decide alike, and an error of one writer ends the next step on all of them."""
 
 from __future__ import annotations
@@ -40,26 +40,20 @@ from raytriever.training.checkpoint import Progression, State, checkpoint_path, 
 
 T = TypeVar("T")
 POLL_SECONDS = 0.02
-GRACE_SECONDS = 2.0  # time that a run which ends waits for the shards of other workers, which may have died
+GRACE_SECONDS = 2.0  # at its end, a run waits this long for the shards of other workers, which may have died
 
 
 @dataclass(frozen=True)
 class WriterStatus:
-    """Status that all workers know after a step.
+    """Status that all workers know after a step."""
 
-    Args:
-        is_writing: True if any worker is writing.
-        is_due: True if a checkpoint is due by the first worker's clock.
-        seconds: seconds of each worker's own work in the step, by rank.
-    """
-
-    is_writing: bool
-    is_due: bool
-    seconds: tuple[float, ...]
+    is_writing: bool  # True if any worker is writing
+    is_due: bool  # True if a checkpoint is due by the first worker's clock
+    seconds: tuple[float, ...]  # seconds of each worker's own work in the step, by rank
 
 
 class CheckpointWriter:
-    """Writer of the checkpoints of one run; used in a `with` statement, which ends when all of them are written.
+    """Writer of the checkpoints of one run, used in a `with` statement. Its end waits until all are written.
 
     Args:
         folder: folder of the checkpoints, shared by all workers.
@@ -109,7 +103,7 @@ class CheckpointWriter:
         return WriterStatus(any(row[0] for row in table), bool(table[0][1]), tuple(row[3] for row in table))
 
     def wait(self) -> None:
-        """Wait until the checkpoint that is being written is committed; raises as `status` does."""
+        """Wait until the checkpoint that is being written is committed. Raises the errors of `status`."""
         while self.status().is_writing:
             if self._thread is not None:
                 self._thread.join(POLL_SECONDS)
@@ -129,11 +123,10 @@ class CheckpointWriter:
     def allocate_buffers(self, slices: Iterable[Slice]) -> None:
         """Allocate the CPU memory for copies of the state in advance, because touching new pages is slower than a copy.
 
-        Buffers for GPU tensors are pinned before this method returns; others are allocated in the thread.
-        """
+        Buffers for GPU tensors are pinned before this method returns; others are allocated in the thread."""
         values_by_name = {one.name: one.values for one in slices}
-        # The CUDA driver holds locks while any thread pins memory, so a step that is launched meanwhile would wait
-        # until gigabytes are pinned. The loop calls this between two steps, while the GPU still computes the first.
+        # The CUDA driver holds locks while any thread pins memory. A step that is launched meanwhile would wait until
+        # gigabytes are pinned. So the loop calls this between two steps, while the GPU still computes the first one.
         pinned = {name: values for name, values in values_by_name.items() if values.is_cuda}
         self._buffers.update({name: _buffer_for(values) for name, values in pinned.items()})
         others = {name: values for name, values in values_by_name.items() if name not in pinned}
@@ -183,7 +176,7 @@ class CheckpointWriter:
         except StorageError as error:
             # Errors name the checkpoint, which the user knows, not the temporary path of a shard.
             named = error.at(error.where and error.where.replace(shard.name, path.name))
-            # The error is raised on all workers, but the disk belongs to this host.
+            # The error is raised on all workers, so it must say whose disk it is about.
             raise (named.on_host(socket.gethostname()) if self._workers.size > 1 else named) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:

@@ -1,13 +1,13 @@
 """Validation of checkpoints by retrieval on dev data, as a background job of training.
 
 1. At a validation step, the checkpoint is saved and queued. It is not removed before its validation has ended.
-2. Validations run one after another, in the order of the steps. All workers adopt a value after the same step.
-3. A step waits only if too many validations are pending. The end of training waits for all that count.
+2. Validations run one after another, in the order of the steps. All workers adopt a result after the same step.
+3. A step waits only if too many validations are pending. At the end, training waits for all pending validations.
 
-Values count in the order of the steps, up to the value that exhausts patience; later checkpoints do not count. So the
-best checkpoint does not depend on restarts, or on when a value became known. The evaluator writes each record, such as
-`evaluations/step-20.json`, once. If a run is killed after patience is exhausted, it stops at its last logged step when
-it resumes."""
+Results are used in the order of the steps, up to the one that exhausts patience; later ones are ignored. So the best
+checkpoint does not depend on restarts, or on the time at which a validation ended. The evaluator writes each record,
+such as `evaluations/step-20.json`, once. If a run is killed after patience is exhausted, the resumed run stops at the
+last step that the killed one logged."""
 
 from __future__ import annotations
 
@@ -30,22 +30,16 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True)
 class Record:
-    """Record of the validation of one checkpoint.
+    """Record of the validation of one checkpoint."""
 
-    Args:
-        step: step of the checkpoint.
-        value: value of the deciding metric, higher is better; NaN if no metric of the validations decides.
-        measured: all metrics, by name.
-    """
-
-    step: int
-    value: float
-    measured: Mapping[str, float]
+    step: int  # step of the checkpoint
+    value: float  # value of the deciding metric, higher is better; NaN if no metric of the validations decides
+    measured: Mapping[str, float]  # all metrics, by name
 
 
 def summarize(values: Mapping[int, float], patience: int) -> Progression:
-    """Return the progression after the validations of these steps in their order, up to the end of patience. A higher
-    value is better."""
+    """Return the progression after the validations of these steps, in ascending order until patience is exhausted. A
+    higher value is better."""
     progression = Progression()
     for step, value in sorted(values.items()):
         progression = progression.after_validation(step, value, patience)
@@ -81,26 +75,20 @@ def read_records(folder: Path) -> list[Record]:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPlan:
-    """Plan of the validations of a run.
+    """Plan of the validations of a run."""
 
-    Args:
-        folder: folder of the records.
-        behind: number of validations that may be pending before training waits.
-        evaluator: on the first worker, access to the process that evaluates; None on the others. It gets the step and
-            the path of a committed checkpoint, writes the record to `folder`, and returns it.
-        on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
-            restart it is called again for earlier validations.
-        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. Training
-            does not stop before this step, so that its curves end where training does.
-        digest: digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
-    """
-
-    folder: Path
-    behind: int
+    folder: Path  # folder of the records
+    behind: int  # number of validations that may be pending before training waits
+    # On the first worker, access to the process that evaluates; None on the others. It gets the step and the path of a
+    # committed checkpoint, writes the record to `folder`, and returns it.
     evaluator: JobClient[Record] | None
+    # Called on the first worker with the step of each validated checkpoint and its metrics. After a restart it is
+    # called again for earlier validations.
     on_metrics: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
+    # Last step that an earlier process of the run has logged, the same on every worker. Training does not stop before
+    # this step, so that its curves end where training does.
     last_logged_step: int = 0
-    digest: str = ""
+    digest: str = ""  # digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
 
 
 class ValidationJob(BackgroundJob):
@@ -124,7 +112,7 @@ class ValidationJob(BackgroundJob):
         self._retained_steps: frozenset[int] = frozenset()  # replaced as a whole: another thread reads it
 
     def start(self, progression: Progression) -> Progression:
-        """Resume; raises `StorageError` if a record is damaged."""
+        """Continue from the stored records. Raises `StorageError` if one is damaged."""
         return self._judge(super().start(progression))
 
     def after_step(self, progression: Progression) -> Progression:
@@ -150,16 +138,16 @@ class ValidationJob(BackgroundJob):
         return {"evaluation_wait_seconds": self.take_wait_seconds()}
 
     def needs_checkpoint(self, step: int) -> bool:
-        """Return True if the checkpoint after `step` steps is validated. After patience has ended, none is."""
+        """Return True if a checkpoint after `step` steps must be validated. After patience is exhausted, none is."""
         return self._stops_at is None and (step % self._settings.eval_steps == 0 or step == self._total_steps)
 
     @property
     def retained_steps(self) -> frozenset[int]:
-        """Steps of the checkpoints that wait for validation and, if validations decide, of the best checkpoint."""
+        """Steps of the checkpoints that wait for validation. If validations decide, the best checkpoint is included."""
         return self._retained_steps
 
     def recover(self, step: int) -> None:
-        """Use the recorded values, and validate the checkpoints that have none."""
+        """Use the recorded values, and validate the checkpoints that have no record."""
         state = self._recorded_state(step) if self.is_first else {}
         state = broadcast_json(state, self.workers)
         self._values = dict(state["values"])
@@ -168,7 +156,7 @@ class ValidationJob(BackgroundJob):
         self._submit_next()
 
     def receive(self, result: Record, step: int) -> float:
-        """Report the metrics."""
+        """Report the metrics of a validation, and return the value of the deciding metric."""
         self._plan.on_metrics(result.step, result.measured)
         return result.value
 
@@ -216,7 +204,7 @@ class ValidationJob(BackgroundJob):
             self.submit(self._pending[0], self._pending[0])
 
     def _recorded_state(self, step: int) -> dict[str, Any]:
-        """Return the recorded values, the pending steps and the step of the early stop as JSON, on the first worker."""
+        """Return, on the first worker, the recorded values, the pending steps and the step of the early stop."""
         folder, settings = self._plan.folder, self._settings
         records, stops_at = [], None
         for record in read_records(folder):
@@ -242,14 +230,14 @@ class ValidationJob(BackgroundJob):
         }
 
     def _remove_damaged(self, values: dict[int, float]) -> None:
-        """Remove the best values until the checkpoint of the best one is undamaged."""
+        """Remove the best value as long as its checkpoint is damaged or missing."""
         settings, has_logged = self._settings, False
         while best := summarize(values, settings.patience).best_step:
             try:
                 read_manifest(checkpoint_path(self._checkpoints, best))
             except StorageError as error:
                 if not has_logged:
-                    self.log(f"{error}. The best checkpoint is chosen from the others and from later ones.")
+                    self.log(f"{error}. The best checkpoint will be chosen from the others and from later ones.")
                 has_logged = True
                 del values[best]
             else:

@@ -1,4 +1,4 @@
-"""False-negative guide: a frozen encoder that masks false negatives, and the texts of batches as it reads them.
+"""False-negative guide: a frozen encoder that masks false negatives, and the batch texts in the form it reads.
 
 The guide's tokenizer, prompts, lengths and pooling come from its own files. Its weights are loaded separately, even if
 training starts from the same model, and never change. Checkpoints store only their digest.
@@ -35,7 +35,7 @@ from raytriever.retrieval.encoding.encode_texts import encode_contents
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 from raytriever.retrieval.encoding.shard_encoder import SideTexts
 
-NEARLY_ALL = 0.95  # masked fraction of a query's negatives from which on it is logged
+NEARLY_ALL = 0.95  # a query is logged if at least this fraction of its negatives is masked
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def guide_errors(name: str) -> Iterator[None]:
 
 
 class MaskingWatch:
-    """Detector of queries of which the guide masks nearly all negatives. It logs the first one of a run."""
+    """Detector of queries for which the guide masks nearly all negatives. It logs the first such query of a run."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log, self._has_logged = log, False
@@ -101,13 +101,13 @@ class MaskingWatch:
         self._has_logged = True
         self._log(
             f"Step {step}: the guide masks {most:.0%} of the negatives of a query ({metrics[MASKED]:.1%} of all). "
-            f"It finds the query's positive not very similar. Check such pairs, lower "
+            f"It gives the query's positive a low similarity. Check such pairs, lower "
             f"{flag_of('guide_margin')}, or give another {flag_of('guide')}."
         )
 
 
 class GuideTexts:
-    """Texts of a data set, as the guide reads them."""
+    """Texts of a data set in the form that the guide reads."""
 
     def __init__(self, guide: Retriever, dataset: RetrievalDataset) -> None:
         self._guide = guide
@@ -119,8 +119,7 @@ class GuideTexts:
     def passes(self, queries: ndarray, passages: ndarray, chunk: int | None = None) -> list[tuple[Buckets, Side]]:
         """Return the queries and documents at these positions as inputs of the guide, in chunks.
 
-        The guide keeps no activations, so it is fastest with chunks of inference, which may be smaller than `chunk`.
-        """
+        The guide keeps no activations, so it is fastest with chunks of inference, which may be smaller than `chunk`."""
         most = TOKEN_BUDGET[next(self._guide.parameters()).device.type]
         most = most if chunk is None else min(chunk, most)
         return [(self._buckets(queries, "query", most), "query"), (self._buckets(passages, "passage", most), "passage")]

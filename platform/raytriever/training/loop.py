@@ -4,7 +4,7 @@
    the weights.
 2. Every `eval_steps` steps, the dev loss is computed. After `patience` validations without improvement, training stops.
 3. The whole state is saved at validation steps, every few minutes, and at the end. It is written while steps continue.
-4. Callbacks validate checkpoints by retrieval and refresh hard negatives in the background (`background_jobs`).
+4. In the background, callbacks validate checkpoints by retrieval, and refresh hard negatives (`background_jobs`).
 5. At the end the best weights are loaded. After an interruption, the same call resumes from the newest checkpoint."""
 
 from __future__ import annotations
@@ -49,38 +49,30 @@ from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Everything that one worker needs to train.
+    """Everything that one worker needs to train."""
 
-    Args:
-        retriever: the encoder, on `device`, the same on every worker.
-        precision: `fp32` or `bf16`.
-        folder: folder of the checkpoints, shared by all workers.
-        on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
-        report_status: called on every worker with a description of what training does between two steps.
-        before_commit: called with a step before its checkpoint is committed; returns when all its metrics are stored.
-        data_digest: digest of everything that batches are made of. A run resumes only with the same digest. Empty if it
-            is not known.
-        guide: encoder that masks false negatives; None if the settings of the loss name none.
-    """
-
-    retriever: Retriever
+    retriever: Retriever  # the encoder, on `device`, the same on every worker
     train: BatchSource
     dev: BatchSource
     loss: LossConfig
     training: TrainingConfig
     total_steps: int
-    precision: str
+    precision: str  # `fp32` or `bf16`
     device: torch.device
     workers: WorkerGroup
-    folder: Path
+    folder: Path  # folder of the checkpoints, shared by all workers
+    # Called on the first worker with the number of steps done and the metrics of a step or validation.
     on_metrics: Callable[[int, Mapping[str, float]], None]
     log: Callable[[str], None]
+    # Called on every worker with a description of what training does between two steps.
     report_status: Callable[[str], None] = lambda text: None
+    # Called with a step before its checkpoint is committed; returns when all its metrics are stored.
     before_commit: Callable[[int], None] = lambda step: None
+    # Digest of everything that batches are made of. A run resumes only with the same digest. Empty if it is not known.
     data_digest: str = ""
     refresh: RefreshPlan | None = None
     validation: ValidationPlan | None = None
-    guide: Guide | None = None
+    guide: Guide | None = None  # encoder that masks false negatives; None if the settings of the loss name none
 
 
 def train(setup: TrainingSetup) -> Progression:
@@ -116,7 +108,7 @@ class Trainer:
         vote, encode = Vote(self.messages), guide.encode if guide else None
         self.objective = Objective(retriever, loss, setup.precision, vote, encode)
 
-        # Gradient caching; a chunk size is searched before parameters are sharded and the optimizer has state
+        # Gradient caching; the chunk size is found before parameters are sharded and the optimizer has state
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
         self.chunk_choice = ChunkChoice(settings, retriever, setup.precision, device, self.workers)
         self.chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
@@ -168,14 +160,14 @@ class Trainer:
             for callback in self.callbacks:
                 self.progression = callback.start(self.progression)
             if self.callbacks:
-                checkpointer.prune(self.progression)  # a later, damaged checkpoint must not be taken for a new one
+                checkpointer.prune(self.progression)  # otherwise a job could use a later, damaged checkpoint
             first_step = self.progression.step
             while steps := self._next_steps():
                 with Prefetcher(self._load_batch, steps) as loader:
                     for batch in loader:
                         self.step(batch, loader.waited)
                         if self.progression.step == first_step + 1:
-                            # After its first step the optimizer has moments. No step is being timed now.
+                            # The optimizer has moments after its first step. At this point no step is being timed.
                             checkpointer.allocate_buffers(self.strategy.state())
                         self._finish_step()
                         if self.progression.stopped:
@@ -215,7 +207,7 @@ class Trainer:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                # The error itself is not kept: its traceback would keep the tensors of the step alive.
+                # Do not keep the error itself: its traceback would keep the tensors of the step alive.
                 reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
             self._shrink_chunk(batch, reason, is_agreed)
         phases = self.stopwatch.stop()
@@ -257,7 +249,7 @@ class Trainer:
         return range(step, min([end, *(callback.prefetch_limit(step, end) for callback in self.callbacks)]))
 
     def _load_batch(self, step: int) -> Batch:
-        """Return the batch of a step, with its copy to the device under way; called in the loader's thread."""
+        """Return the batch of a step, and start its copy to the device; called in the loader's thread."""
         return self._copy(self.sources.at(step), step)
 
     def _copy(self, source: BatchSource, step: int) -> Batch:
@@ -286,7 +278,7 @@ class Trainer:
     def _finish_step(self) -> None:
         dev_metrics = self._validate_if_due()
         if dev_metrics is not None:
-            # Report before saving: after a crash, a metric that is reported twice is harmless, a missing one is not.
+            # Report before saving: after a crash, a metric may be reported twice, but none may be missing.
             self._report(self.progression.step, dev_metrics)
         self._save_if_due(has_validated=dev_metrics is not None)
         for callback in self.callbacks:
@@ -318,10 +310,9 @@ class Trainer:
     def _save_if_due(self, has_validated: bool) -> None:
         """Save the state if a checkpoint is due.
 
-        A state that is the best or the last, or that a callback needs, is saved now: training waits until the previous
-        checkpoint is written. Any other state is saved at a step at which no checkpoint is being written. The seconds
-        that this takes are reported with the next step.
-        """
+        The best state, the last one, and those that a callback needs are saved at once: training waits until the
+        previous checkpoint is written. Any other state is saved at the first step at which no checkpoint is being
+        written. The seconds of saving are reported with the next step."""
         began, settings, progression = time.monotonic(), self.settings, self.progression
         status = self.checkpointer.status(began - self.saved_at > 60 * CHECKPOINT_MINUTES, self.reports.own_seconds)
         self.straggler_metrics = self.straggler_watch.update(status.seconds)

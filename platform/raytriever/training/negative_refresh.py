@@ -3,8 +3,8 @@
 1. When a round is due, a checkpoint is saved. The first worker passes it to the miner, which writes the table of
    negatives of the round. Meanwhile training continues, or waits if the settings say so.
 2. A thread of each worker reads the table.
-3. The first worker records in the ledger the first step that uses the table. It chooses a step whose batch no loader
-   can have prepared yet. No worker uses the table before it is recorded, so a resumed run makes the same batches.
+3. The first worker chooses the first step that uses the table, and records it in the ledger. No loader can have
+   prepared the batch of that step yet. No worker uses an unrecorded table, so a resumed run makes the same batches.
 
 After a failed round, the current table stays in use. An interrupted round starts again from its checkpoint, which is
 kept until the round has ended. `raytriever mine --model RUN/checkpoints/step-N` finds the same negatives. Mining with
@@ -40,30 +40,21 @@ from raytriever.training.batch_loader import PREFETCH_DEPTH, Batch, SourceVersio
 from raytriever.training.checkpoint import Progression, checkpoint_path
 
 ROUNDS = "rounds.json"
-_REMEDY = f"give another {setting('output')}"
+_REMEDY = f"start a new run with another {setting('output')}"
 
 
 @dataclass(frozen=True)
 class Round:
-    """Record of a refresh round that has ended.
+    """Record of a refresh round that has ended."""
 
-    Args:
-        number: number of the round, from 1; 0 is the table that training began with.
-        step: step of the checkpoint that mined, a multiple of `--refresh-every`.
-        ended: number of steps done when the round ended.
-        used_from: first step that uses the table, counted from 1 as in `steps.jsonl`; None if the round failed.
-        digest: digest of the table.
-        reason: reason for a failure.
-        measured: metrics of the round, by name.
-    """
-
-    number: int
-    step: int
-    ended: int
+    number: int  # number of the round, from 1; 0 is the table that training began with
+    step: int  # step of the checkpoint that mined, a multiple of `--refresh-every`
+    ended: int  # number of training steps that were done when the round ended
+    # First step that uses the table, counted from 1 as in `steps.jsonl`; None if the round failed.
     used_from: int | None = None
-    digest: str = ""
-    reason: str = ""
-    measured: Mapping[str, float] = field(default_factory=dict)
+    digest: str = ""  # digest of the table
+    reason: str = ""  # reason for the failure of the round; empty otherwise
+    measured: Mapping[str, float] = field(default_factory=dict)  # metrics of the round, by name
 
 
 @dataclass(frozen=True)
@@ -72,14 +63,13 @@ class Ledger:
 
     It is stored in `negatives/rounds.json`, which is replaced as a whole before any worker uses the table of a round.
     The ledger determines the table of each step, so a resumed run makes the same batches. The tables are in folders
-    such as `negatives/round-0001/`.
-    """
+    such as `negatives/round-0001/`."""
 
     rounds: tuple[Round, ...] = ()
 
     @property
     def adopted_rounds(self) -> tuple[Round, ...]:
-        """Rounds whose tables are used, each from a later step than the round before it."""
+        """Rounds whose tables are used. Each table is used from a later step on than the table before it."""
         return tuple(one for one in self.rounds if one.used_from is not None)
 
     def version(self, step: int) -> int:
@@ -101,9 +91,8 @@ class Ledger:
     def is_due(self, step: int, every: int) -> bool:
         """Return True if a round starts after `step` steps, provided that none is running.
 
-        A step has at most one round, even if a resumed run repeats the step. It has no round if another round was
-        running at that step.
-        """
+        At most one round starts at a step, even if a resumed run repeats the step. No round starts at a step at which
+        another round was running."""
         return step > 0 and step % every == 0 and not any(one.step <= step <= one.ended for one in self.rounds)
 
     def with_round(self, step: int, ended: int, **fields: Any) -> Ledger:
@@ -147,22 +136,17 @@ def remove_tables(folder: Path, checkpoints: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshPlan:
-    """Plan of the refreshes of a run.
+    """Plan of the refreshes of a run."""
 
-    Args:
-        every: steps between two rounds.
-        waits: True if training waits for each round.
-        miner: on the first worker, access to the process that mines; None on the others. It gets the number of a round
-            and a checkpoint, commits the table at `round_path` in place of any older one, and returns metrics.
-        last_logged_step: last step that an earlier process of the run has logged, the same on every worker. If a round
-            is started again, no step up to this one uses its table, so that the logged metrics stay true.
-    """
-
-    every: int
-    waits: bool
+    every: int  # steps between two rounds
+    waits: bool  # True if training waits until each round ends
     folder: Path
     read: Callable[[Path], NegativesTable]
+    # On the first worker, access to the process that mines; None on the others. It gets the number of a round and a
+    # checkpoint, commits the table at `round_path` in place of any older one, and returns metrics.
     miner: JobClient[Mapping[str, float]] | None
+    # Last step that an earlier process of the run has logged, the same on every worker. The table of a round that is
+    # started again is used only after this step, so that the logged metrics stay true.
     last_logged_step: int = 0
 
 
@@ -191,22 +175,22 @@ class RefreshJob(BackgroundJob):
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._step = 0  # step of the checkpoint that mines in the running round
         self._ledger = read_ledger(plan.folder)
-        self._readers: list[ThreadPoolExecutor] = []  # one for each table; an older one may still read a failed table
+        self._readers: list[ThreadPoolExecutor] = []  # one for each table; that of a failed round may still be reading
         self._reading: Future[tuple[NegativesTable, float]]
         self._metrics: dict[str, float] = {}
-        self._ended = Ledger()  # the ledger with the running round added, as it will be recorded
+        self._ended = Ledger()  # the ledger with the running round added, ready to be recorded
         self._began = 0.0
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
     def start(self, progression: Progression) -> Progression:
-        """Resume, unless training has ended."""
+        """Recover the rounds of an interrupted run, unless training has ended."""
         if progression.stopped or progression.step >= self._total_steps:
             return progression
         return self.after_step(super().start(progression))
 
     def prefetch_limit(self, step: int, end: int) -> int:
-        """See `BackgroundJob.prefetch_limit`: the next step at which training waits for a round."""
+        """Return the next step at which training waits for a round, at most `end`; see `BackgroundJob`."""
         return min(end, (step // self._plan.every + 1) * self._plan.every) if self._plan.waits else end
 
     def before_batch(self, step: int, batch: Batch) -> None:
@@ -231,17 +215,15 @@ class RefreshJob(BackgroundJob):
     def close(self) -> None:
         """Wait for the threads that read tables.
 
-        A process that ends while a thread runs C++ code is aborted (pytorch#38228).
-        """
+        A process that ends while a thread runs C++ code is aborted (pytorch#38228)."""
         for reader in self._readers:
             reader.shutdown()
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the metrics of the refresh at `step`.
 
-        They are the round and the age of the negatives, the number of failed rounds, and the seconds of waiting since
-        the last call. The first step that uses a table also has the metrics of its round.
-        """
+        They are the round and the age of the negatives, the number of failed rounds, and the seconds that training has
+        waited since the last call. The first step that uses a table also has the metrics of that table's round."""
         new = [one.measured for one in self._ledger.adopted_rounds if one.used_from == step + 1]
         return {
             **{name: value for metrics in new for name, value in metrics.items()},
@@ -275,7 +257,7 @@ class RefreshJob(BackgroundJob):
             self._start_round(interrupted)
 
     def receive(self, result: Mapping[str, float], step: int) -> float:
-        """Keep the metrics of the miner."""
+        """Keep the metrics that the miner returns."""
         self._metrics = dict(result)
         return 0.0
 
@@ -289,7 +271,7 @@ class RefreshJob(BackgroundJob):
         reason = reason or "another worker could not read its table, or read another one"
         self._ledger = self._ledger.with_round(self._step, step, reason=reason)
         if self.is_first:
-            with self._failing():  # if this is not recorded, a resumed run just starts the round again
+            with self._failing():  # if the failure cannot be recorded, a resumed run just starts the round again
                 self._ledger.write(self._plan.folder)
             self.log(f"{self.describe().capitalize()} failed ({reason}). The current negatives stay in use.")
 
@@ -320,8 +302,8 @@ class RefreshJob(BackgroundJob):
         plan, (table, common) = self._plan, self._reading.result()
         ended = first = step
         if not plan.waits:
-            # All workers learn after the next step that it is recorded. By then their loaders may be `PREFETCH_DEPTH`
-            # batches ahead.
+            # After the next step, all workers know that the table is recorded. By then their loaders may be
+            # `PREFETCH_DEPTH` batches ahead.
             ended = step + 1
             after = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=1)
             first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, after)
@@ -341,7 +323,7 @@ class RefreshJob(BackgroundJob):
         path = round_path(self._plan.folder, one.number)
         table = self._plan.read(path)
         if table.digest != one.digest:
-            raise StorageError("is not the table that the run used", str(path), _REMEDY)
+            raise StorageError("is not the table that the run used", str(path), f"restore it, or {_REMEDY}")
         self._add_version(table, one)
 
     def _add_version(self, table: NegativesTable, one: Round) -> None:

@@ -23,10 +23,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def learning_rate_scale(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the factor, 0 to 1, of the peak learning rate at `step`, counted from 0.
+    """Return the factor (0 to 1) by which the peak learning rate is multiplied at `step`, counted from 0.
 
-    The schedule is linear warmup, then linear decay to zero at `total_steps`.
-    """
+    The schedule is linear warmup, then linear decay to zero at `total_steps`."""
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))

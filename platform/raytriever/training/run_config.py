@@ -3,12 +3,11 @@
 A curriculum is a run with stages, each with its own data, loss and epochs. The settings of the run give the evaluation
 and the initial encoder. The settings of a stage override those of the run. A stage starts from the weights of the stage
 before it, but inherits none of that stage's settings. Section 4.3 of *Training dense retrievers with multiple positive
-passages* is an example: it trains first on positives that a language model judged, then for one epoch on positives that
-people judged.
+passages* is an example: the first stage uses positives judged by a language model, the second one, of one epoch, those
+judged by people.
 
 `to_dict` and `from_dict` are strict: a misspelled field in a configuration file is an error, not a silent default. The
-hash covers every setting.
-"""
+hash covers every setting."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ from raytriever.training.training_settings import (
 )
 
 STAGES = "stages"
-# Folders of a run or a sweep that hold the run directories of stages and trials.
+# Folders of a run and of a sweep, with the run directories of its stages or trials.
 TRIALS = "trials"
 FOLDERS = (STAGES, TRIALS)
 # Valid name of a run or a stage. The name is used for a directory and for a run in MLflow.
@@ -56,20 +55,14 @@ SECTIONS = {
     "validation": ValidationConfig,
 }
 SECTION_OF = {field.name: section for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)}
-# Settings that all stages share, because they train one encoder, which is evaluated on one split.
+# Settings that are the same in all stages, because they train one encoder, which is evaluated on one split.
 _SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers", "truncate_dim"), "data": ("test_split",)}
 _LENGTHS = ("epochs", "max_steps")
 
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run or of one of its stages.
-
-    Args:
-        name: name of a stage; empty for a run.
-        stages: stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a
-            run with stages, `data` is only evaluated, and `model` is the initial encoder.
-    """
+    """All settings of a run or of one of its stages."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -77,7 +70,9 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    name: str = ""
+    name: str = ""  # name of a stage; empty for a run
+    # Stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a run with
+    # stages, `data` is only evaluated, and `model` is the initial encoder.
     stages: tuple[Config, ...] = ()
 
     @property
@@ -140,7 +135,7 @@ def _check_training(config: Config) -> None:
     check_loss(config.loss)
     if config.training.precision == "int8":
         remedy = "train in fp32 or bf16, and encode in int8 afterwards"
-        raise ConfigError("int8 has no gradients", setting("precision"), remedy)
+        raise ConfigError("int8 cannot be used for training", setting("precision"), remedy)
     size, workers = config.training.batch_size, config.training.workers[0]
     if size % workers:
         nearest = -(-size // workers) * workers
@@ -187,8 +182,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 def differences(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from the base.
 
-    If `epochs` or `max_steps` differs, both are returned, because reading one of them alone clears the other.
-    """
+    If `epochs` or `max_steps` differs, both are returned, because reading one of them alone clears the other."""
     differing = {}
     for section in SECTIONS:
         own = {name for name, value in values[section].items() if value != base[section][name]}
@@ -356,7 +350,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     try:
         complete(path)
-        content = read_yaml(path, "correct the line it names", ConfigError)
+        content = read_yaml(path, "correct the file", ConfigError)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
     if not isinstance(content, Mapping):

@@ -1,7 +1,7 @@
 """Metrics of training steps: slow workers, phases, throughput, and the report of each step.
 
-All workers end a step together. So a slow worker is found by the time until it first waits for the others, averaged
-over a window of steps."""
+All workers end a step together. So a slow worker is found by another time: from the start of a step until it first
+waits for the others, averaged over a window of steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.strategies import HostValues, finite_or_refused
 
 WINDOW = 20  # steps
-EXCESS = 0.3  # fraction of the others' median; a smaller difference is not logged
+EXCESS = 0.3  # fraction of the median of the other workers; a smaller difference is not logged
 LEAST_SECONDS = 0.02  # seconds per step; a smaller difference is not logged
 # Peak TFLOP/s of (dense bf16 on tensor cores, fp32), from the vendor's data sheets.
 _PEAKS = {
@@ -38,7 +38,7 @@ _PEAKS = {
 
 
 class StragglerWatch:
-    """Detector of the slowest worker. It logs a slow worker once, and again only after that has changed."""
+    """Detector of the slowest worker. It logs a slow worker once, and again only after a change."""
 
     def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
         self._hosts, self._log = hosts, log
@@ -76,8 +76,7 @@ class Stopwatch:
 
     Two hooks on the loss end the phases `encode` and `loss`; the training loop ends the others. On a GPU the marks are
     CUDA events. They are read with the results of the step, so no step waits for them. The synchronization and the
-    clipping of gradients count as backward. With gradient caching, so does the second encoding pass.
-    """
+    clipping of gradients count as backward. With gradient caching, so does the second encoding pass."""
 
     def __init__(self, loss: nn.Module, device: torch.device) -> None:
         self._device = device
@@ -103,8 +102,7 @@ class Stopwatch:
     def stop(self) -> Callable[[], dict[str, float]]:
         """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
 
-        On a GPU, call the function only after the device has finished the step.
-        """
+        On a GPU, call the function only after the device has finished the step."""
         self.mark()
         marks, self._marks = self._marks or [], None
         return lambda: {
@@ -128,10 +126,9 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 def flops_of(backbone: nn.Module) -> tuple[int, int]:
     """Return the FLOPs of a transformers encoder, forward and backward, per token and per pair of tokens of one text.
 
-    A token costs 6 FLOPs for each weight, or 4 if the weight is frozen; token embeddings and pooler do not count. A
+    A token costs 6 FLOPs for each weight, or 4 if the weight is frozen; token embeddings and pooler are left out. A
     pair of tokens costs 12 FLOPs for each layer and hidden dimension (Chowdhery et al., 2022, arXiv:2204.02311,
-    appendix B). Padding and the second encoding of gradient caching do not count.
-    """
+    appendix B). Padding and the second encoding of gradient caching are left out."""
     not_counted = {
         id(parameter)
         for name, module in backbone.named_modules()
@@ -158,7 +155,7 @@ class Throughput:
         self._peak = peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
     def count(self, batch: Batch) -> tuple[float, float]:
-        """Return tokens and FLOPs of this worker's share. Call it while the batch is on the CPU: no GPU is asked."""
+        """Return tokens and FLOPs of this worker's share. Call it while the batch is on the CPU, so nothing waits."""
         tokens = flops = 0.0
         for (per_token, per_pair), texts in zip(self._flops, (batch.queries, batch.passages), strict=True):
             lengths = torch.cat([lengths_of(bucket) for bucket in texts.buckets]).double()
@@ -167,7 +164,7 @@ class Throughput:
         return tokens, flops
 
     def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and FLOPs of the global batch as tensors on the device; all workers call it, none waits."""
+        """Return tokens and FLOPs of the global batch as tensors on the device. All workers call it; no CPU waits."""
         own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
         tokens, flops = self._workers.all_reduce(torch.stack(own))
         return tokens, flops
@@ -213,7 +210,7 @@ class StepReports:
         reads_late: bool,
     ) -> None:
         self._throughput, self._batch_size, self._report, self._reads_late = throughput, batch_size, report, reads_late
-        self._unreported: Callable[[], None] | None = None  # reports the step whose results are on their way
+        self._unreported: Callable[[], None] | None = None  # reports the step whose results are being copied
         self.own_seconds = 0.0
 
     def add(
@@ -264,7 +261,7 @@ class StepReports:
         finite_or_refused(statistics["loss"], statistics["gradient_norm"], step)
         tokens, flops = statistics.pop(_TOKENS), statistics.pop(_FLOPS)
         seconds = phases()
-        # If the CPU waited for nothing after a step, as after the first one, its own clock shows too short a time.
+        # If the CPU did not wait for the GPU, as after the first step, the time on its own clock is too short.
         waited = others["data_wait_seconds"]
         others["step_seconds"] = max(others["step_seconds"], waited + sum(seconds.values()))
         self.own_seconds = waited + seconds.get("encode_seconds", 0.0)

@@ -28,8 +28,8 @@ from raytriever.training.guide_encoder import Guide, GuideTexts
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Opened data sets of a run, tokenized, each with its training split, the first also with its dev split; and the
-    settings of its batches. The false-negative guide, if there is one, also reads the texts of batches."""
+    """Opened and tokenized data sets of a run, and the settings of its batches. Each data set has its training split,
+    the first one also its dev split. The false-negative guide, if there is one, also reads the texts of batches."""
 
     datasets: Sequence[RetrievalDataset]
     config: DataConfig
@@ -107,8 +107,7 @@ class TrainingData:
     def teacher(self) -> TeacherTable | None:
         """Teacher scores of all data sets; None without a teacher.
 
-        Raises `DataError`, `StorageError` or `ConfigError` if they cannot be read.
-        """
+        Raises `DataError`, `StorageError` or `ConfigError` if they cannot be read."""
         names = self.config.teachers
         if not names:
             return None

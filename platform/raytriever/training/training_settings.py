@@ -1,7 +1,6 @@
 """Settings of training, of its validations by retrieval, and of the refresh of hard negatives.
 
-This module imports nothing heavy, because the command line reads it for `--help`.
-"""
+This module imports nothing heavy, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -230,7 +229,7 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
         return
     if not data.negatives_per_query:
         what = "there are no hard negatives to refresh"
-        raise ConfigError(what, setting("refresh_every"), f"give {setting('negatives_per_query')}, such as 5, too")
+        raise ConfigError(what, setting("refresh_every"), f"also give {setting('negatives_per_query')}, such as 5")
     if total_steps is not None and every >= total_steps:
         what = f"no steps are left after the first refresh, at step {every} of {total_steps}"
         raise ConfigError(what, setting("refresh_every"), f"give less than {total_steps}, or train longer")
@@ -238,5 +237,5 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
 
     shares = parse_mix(data.negatives_mix)
     if shares is not None and not shares[ORIGINS.index(METHOD)]:
-        what = f"gives refreshed negatives no share: {data.negatives_mix}"
+        what = f"the mix {data.negatives_mix} has no share of refreshed negatives"
         raise ConfigError(what, setting("negatives_mix"), "add dense, as in dense=0.5")

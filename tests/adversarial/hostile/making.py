@@ -1,7 +1,6 @@
 """Changes of a case's folder: each function returns one that makes a change when the case begins.
 
-A change that touches a material says so by its `path`, so that the material is copied first.
-"""
+A change that touches a material says so by its `path`, so that the material is copied first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A process that has imported everything heavy and forks once for each command, so that a case takes a moment.
 
-It prints its port. A connection is one request: a line of JSON, and a line with the exit code and what was left.
-"""
+It prints its port. A connection is one request: a line of JSON, and a line with the exit code and what was left."""
 
 from __future__ import annotations
 

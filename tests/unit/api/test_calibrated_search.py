@@ -170,7 +170,7 @@ def test_an_export_keeps_the_calibration_only_of_the_same_model(
     assert f"| answered 0.5 | {first.score:.4f} | {first.answered.part} of 60 = " in card
     assert run("export", ["--model", model, "--output", "changed", "--query-prompt", "q: "]) == 0
     assert (
-        "belongs to other weights, prompts or lengths than this model has, so it is not exported"
+        "belongs to other weights, prompts or lengths than those of this model; it is not exported"
         in capsys.readouterr().err
     )
     assert not Path("changed", FILE).exists()
@@ -214,7 +214,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     assert f"{made}: belongs to another corpus than others, so hits have no" in capsys.readouterr().err
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
-    assert "calibration.json: has no number of its format; this version reads format 5" in capsys.readouterr().err
+    assert "calibration.json: has no format number; this version reads format 5" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_thresholds_of_pairs_alone_write_no_file_and_a_line_says_why(
     model = Path(shutil.copytree(calibrated.model, "tuned"))
     (model / FILE).unlink()
     evaluate([model], [calibrated.letters], ["recall=0.5"], Path("results"))
-    line = "tuned gets no calibration.json: precision and recall are of pairs; add an aim of answers, such as f1"
+    line = "tuned gets no calibration.json: all targets are about pairs; add a target about answers, such as f1"
     assert line in capsys.readouterr().err
     assert not (model / FILE).exists()
 
@@ -332,7 +332,7 @@ def test_a_threshold_is_not_checked_on_the_queries_on_which_it_was_chosen(calibr
 
 
 def test_other_data_sets_without_the_split_or_with_the_same_questions_are_refused(calibrated: Calibrated) -> None:
-    with pytest.raises(DataError, match="split 'test': has no question that letters does not have; leave it out"):
+    with pytest.raises(DataError, match="split 'test': has no question that letters does not have or answer; leave"):
         evaluate([calibrated.model], [calibrated.letters], ["f1"], Path("same"), unanswerable=[str(calibrated.letters)])
     other = Path(shutil.copytree(calibrated.letters, "other"))
     (other / "qrels" / "test.tsv").unlink()
@@ -346,7 +346,7 @@ def test_an_index_that_finds_too_few_passages_has_no_confidence(calibrated: Cali
     scores, ranking = np.ones((1, 20), np.float32), np.arange(20)[None].copy()
     assert Decider(calibration, documents).confidence(["a"], scores, ranking) is not None
     ranking[0, 17:] = -1
-    with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that entropy reads; give more, or"):
+    with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that the confidence entropy needs;"):
         Decider(calibration, documents).confidence(["a"], scores, ranking)
     assert Decider(None, documents).confidence(["a"], scores, ranking) is None
 
@@ -357,5 +357,5 @@ def test_a_model_has_one_calibration(calibrated: Calibrated, capsys: pytest.Capt
     (model / FILE).unlink()
     evaluate([model], [calibrated.letters, others], ["f1"], Path("results"))
     assert {file.name for file in Path("results/calibration/tuned").iterdir()} == {"letters.json", "others.json"}
-    assert "a model has one calibration.json: those of 2 data sets are only in" in capsys.readouterr().err
+    assert "a model has only one calibration.json, so those of 2 data sets are in" in capsys.readouterr().err
     assert not (model / FILE).exists()

@@ -109,9 +109,9 @@ def test_the_columns_of_a_csv_file_may_be_named(tmp_path: Path) -> None:
     frame.rename(columns=columns).assign(Teil="test").to_csv(tmp_path / "faq.csv", index=False)
     assert rt.load_dataset(tmp_path / "faq.csv", **columns, split="Teil").splits == ["test"]
     for path, column, message in (
-        ("faq.csv", "Frge", "faq.csv: the columns 'Frge', 'passage' are missing; it has 'Frage, kurz', 'Antwort=lang'"),
+        ("faq.csv", "Frge", "the columns 'Frge', 'passage' are missing; the table has 'Frage, kurz', 'Antwort=lang'"),
         ("gone.csv", "Frage", "dataset gone.csv: no such file"),
-        ("train.jsonl", "Frage", "train.jsonl: is not a CSV or TSV file, and only these have columns to name"),
+        ("train.jsonl", "Frage", "train.jsonl: is not a CSV or TSV file, so it has no columns to name"),
     ):
         with pytest.raises(rt.DataError) as error:
             rt.load_dataset(tmp_path / path if path == "faq.csv" else path, query=column)
@@ -123,7 +123,7 @@ def test_a_dataset_of_pairs_is_divided_like_a_frame_and_well_known_columns_are_r
 ) -> None:
     rows = pairs().rename(columns={"query": "question", "passage": "answer"})
     dataset = rt.Dataset.from_huggingface(datasets.Dataset.from_pandas(rows), name="faq")
-    assert "splits is read with query = 'question', passage = 'answer'" in capsys.readouterr().err
+    assert "splits: columns 'question' (queries) and 'answer' (passages) are used" in capsys.readouterr().err
     assert dataset.counts == rt.Dataset.from_pandas(pairs(), name="faq").counts
 
 
@@ -157,7 +157,7 @@ SPLIT_TWICE = pd.DataFrame({"id": ["d1", "d1"], "text": ["first", "another"]})
 ERRORS: list[tuple[Any, str]] = [
     (
         lambda: rt.Dataset.from_pandas(pairs().rename(columns={"passage": "pasage"})),
-        "pairs: the column 'passage' is missing; it has 'query', 'pasage'; did you mean 'pasage'?",
+        "pairs: the column 'passage' is missing; the table has 'query', 'pasage'; did you mean 'pasage'?",
     ),
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(split="train"), dev_share=0.2),
@@ -176,7 +176,7 @@ ERRORS: list[tuple[Any, str]] = [
     ),
     (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is not a valid split name"),
     (lambda: rt.Dataset.from_pandas(pairs(), name="../x"), "name: '../x' is not a valid data set name"),
-    (lambda: rt.Dataset.from_pandas(pairs(), queries=pairs()), "queries and judgements belong together"),
+    (lambda: rt.Dataset.from_pandas(pairs(), queries=pairs()), "queries or judgements are missing"),
     (lambda: three(documents=SPLIT_TWICE), "documents row 2: id 'd1' "),
     (
         lambda: three(judgements=frames()[2].assign(document_id=["d1", "d9"])),
@@ -187,9 +187,9 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda: rt.Dataset.from_dict([], {}, {}), "documents: is list, not a dictionary; give {id: text}"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_dict({"d": "x"}, {"q": "y"}, {"q": {"d": 1}}),  # type: ignore[dict-item]
-        "judgements: 'q' holds no dictionaries; give {split: {query id: {document id: grade}}}",
+        "judgements: 'q' is no dictionary of dictionaries; give {split: {query id: {document id: grade}}}",
     ),
-    (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "row in it"),
+    (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "has no rows"),
     (
         lambda: rt.Dataset.from_huggingface([1]),  # type: ignore[arg-type]
         "splits: is list, neither a Dataset nor a DatasetDict; give a Dataset or a DatasetDict",
@@ -198,7 +198,7 @@ ERRORS: list[tuple[Any, str]] = [
         lambda: rt.Dataset.from_huggingface(
             datasets.DatasetDict({"train": datasets.Dataset.from_dict({"a": ["x"], "b": ["y"]})})
         ),
-        "the data: in no known format; it holds train (the fields a, b)",
+        "the data: in no known format; it contains train (the fields a, b)",
     ),
 ]
 
@@ -302,7 +302,7 @@ def test_questions_without_an_answer_in_memory(tmp_path: Path) -> None:
     ("lists", "message"),
     [
         ({"test": "u1"}, "unanswerable: is not a dictionary of lists of ids; give {split: [query id]}"),
-        ({"test": ["q1"]}, "conflicting: a query without an answer that has a relevant document in split 'test'"),
+        ({"test": ["q1"]}, "conflicting: the query has no answer, but it has a relevant document in split 'test'"),
         ({"test": ["gone"]}, "unknown query id 'gone'"),
         ({"a/b": ["u1"]}, "'a/b' is not a valid split name"),
     ],

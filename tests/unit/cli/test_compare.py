@@ -101,7 +101,7 @@ def test_an_evaluation_in_mlflow_is_read_as_its_directory_and_a_sweep_is_refused
     assert [run.name for run in MlflowRuns().by_filter("metrics.`bm25/letters/auc` > 0")] == ["results"]
     capsys.readouterr()
     for word, expected in (
-        (sweep.run_id, f"run {sweep.run_id} is a sweep; give its best trial by \"tags.mlflow.parentRunId = '"),
+        (sweep.run_id, f"run {sweep.run_id} is a sweep; give its trials by the filter \"tags.mlflow.parentRunId = '"),
         ("tags.`raytriever.stage` = 'tune'", "no finished training or evaluation matches"),
     ):
         assert run("compare", [word, "--output", "two.html"]) == 2

@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[3]
 def test_without_mteb_the_extra_is_named(error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mteb", None)
     line = error_line("evaluate", "--suite", "mteb", "--tasks", "SciFact")
-    assert line == "suite mteb: requires the package mteb; pip install 'raytriever[mteb]'"
+    assert line == "suite mteb: requires the package mteb; install it: pip install 'raytriever[mteb]'"
 
 
 def test_judgements_of_another_corpus(error_line: ErrorLine, letters: Path) -> None:
@@ -45,8 +45,7 @@ def test_an_output_with_other_files(error_line: ErrorLine, letters: Path, work: 
     (work / "out" / "results.json").write_text('{"split": "test", "models": {}}')
     line = error_line("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
     assert line == (
-        "out/results.json: has no number of its format; this version reads format 3; "
-        "evaluate again into another directory"
+        "out/results.json: has no format number; this version reads format 3; evaluate again into another directory"
     )
     (work / "out" / "results.json").rename(work / "out" / "notes.txt")
     line = error_line("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")

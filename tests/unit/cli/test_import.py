@@ -111,7 +111,7 @@ def test_user_errors(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> N
 
     Path("pictures").mkdir()
     Path("pictures/a.png").touch()
-    assert "no document in it; its files end in .png (1); give a folder with files that end in .md" in line(
+    assert "has no documents; its files end in .png (1); give a folder with files that end in .md" in line(
         folder=Path("pictures")
     )
     Path("blank").mkdir()
@@ -149,7 +149,7 @@ def test_files_of_office(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureF
     questions = "question,file,anchor\nwhat about pumps,talk.pptx,slide=1\nwhat is the price,manual.docx,Prices\n"
     (docs / "office.csv").write_text(questions)
     assert run("import", words(docs, tiny_encoder, "out", "--questions", str(docs / "office.csv"))) == 0
-    assert "  secret.docx: is encrypted, or of Office 2003 or earlier; save a copy" in capsys.readouterr().out
+    assert "  secret.docx: is encrypted, or a file of Office 2003 or earlier; save a copy" in capsys.readouterr().out
     ids = open_all_splits("out").documents.ids
     assert {"manual.docx#installation", "manual.docx#prices", "talk.pptx#slide=1"} <= {
         name.split(":")[0] for name in ids
@@ -180,7 +180,7 @@ def test_files_that_cannot_be_read_are_skipped(
         "2 files with the text of another file (remove one of them):",
         "part1.md repeats copy.md",
         "long.txt repeats a copy of it.txt",
-        "key.md: is a link out of the folder; copy what it names",
+        "key.md: is a link to a path outside the folder; copy the file into the folder",
         "b.rst: is reStructuredText, which is not read; convert it to Markdown",
     ):
         assert reason in out
@@ -235,8 +235,8 @@ def test_splits_that_cannot_be_made(docs: Path, tiny_encoder: Path, error_line: 
     assert "test_share" in line("--test-share", "1.5")
     assert "test_questions: has no effect; give questions too" in line("--test-questions", str(docs / "qa.csv"))
     Path("test.csv").write_text("question,file\nwhat replaces part 3,part3.md\n")
-    assert "test_share 0.2: has no effect; leave out this or test_questions" in line(
+    assert "test_share 0.2: has no effect with test_questions; leave out one" in line(
         *questions, "--test-questions", "test.csv", "--test-share", "0.2"
     )
     Path("both.csv").write_text("question,file\nhow do I repair 3,part3.md\n")
-    assert "both.csv line 2: the question is in" in line(*questions, "--test-questions", "both.csv")
+    assert "both.csv line 2: the question is also in" in line(*questions, "--test-questions", "both.csv")

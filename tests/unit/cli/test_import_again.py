@@ -123,8 +123,8 @@ def test_user_errors(docs: Path, imported: Callable[..., list[str]], tiny_encode
         return error_line("import", *words, *(["--questions", str(questions)] if questions else []), *more)
 
     before = (OUT / MANIFEST).read_bytes()
-    assert "seed: is 3, and out was divided with 0; give seed 0, or another output" in line("--seed", "3")
-    assert "out: has questions, and this import names none; give questions, or another" in line(questions=None)
+    assert "seed: is 3, but out was divided with 0; give seed 0, or another output" in line("--seed", "3")
+    assert "out: has questions, but this import names no file of questions; give" in line(questions=None)
     Path("other").mkdir()
     Path("other/x.md").write_text("# X\n\nother")
     assert run("import", [str(docs), "--model", str(tiny_encoder), "--output", "corpus"]) == 0

@@ -37,7 +37,7 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
     line = error_line("index", *words, "roargraph", "--precision", other)
     assert f": its precision is {read_meta(Path('made'))['precision']}, not {other}; give precision " in line
     line = error_line("index", *words, "roargraph", "--passage-length", "9")
-    assert "): the weights or settings of the model are others; give" in line
+    assert "): its model has other weights or settings; give" in line
     assert "'tset'" in error_line("index", *words, "roargraph", "--training-split", "tset")
 
 

@@ -61,7 +61,7 @@ def test_a_loss_file_of_a_settings_file_runs_only_if_the_command_line_names_it(
     words = ["--config", "config.yaml", "--dataset", "data"]
     assert run("train", [*words, "--dry-run"]) == 2
     assert capsys.readouterr().err == (
-        "error: --config config.yaml: its loss own/hinge.py:hinge is a program of this file; "
+        "error: --config config.yaml: its loss own/hinge.py:hinge is a Python program; "
         "read own/hinge.py; if you trust it, add --loss own/hinge.py:hinge\n"
     )
     assert not Path("executed").exists()

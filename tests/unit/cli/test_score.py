@@ -159,7 +159,7 @@ def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, n
     ("flags", "expected"),
     [
         ("", "negatives: letters has no hard negatives; name a table that"),
-        ("--max-length 65", "reads 64 tokens of a pair, not 65; give 8 to 64"),
+        ("--max-length 65", "cannot read pairs of 65 tokens; give a length from 8 to 64"),
         ("--split valid", "no split 'valid'; there are: dev, test, train"),
     ],
 )

@@ -95,7 +95,7 @@ def test_auto_with_a_stopped_cluster_is_reported(
 def test_an_invalid_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     line = refusal(address, monkeypatch)
     assert line == (
-        f"RAY_ADDRESS={address}: is no address of a Ray cluster; give HOST:PORT, ray://HOST:PORT, auto or local"
+        f"RAY_ADDRESS={address}: is not the address of a Ray cluster; give HOST:PORT, ray://HOST:PORT, auto or local"
     )
 
 

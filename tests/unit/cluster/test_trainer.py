@@ -42,7 +42,7 @@ def test_the_controller_does_not_import_what_training_needs(tmp_path: Path, monk
 )
 def test_workers_that_do_not_reach_each_other_are_one_line(text: str, address: str) -> None:
     error = trainer._start_error(ControllerError(RuntimeError(text)))
-    assert str(error).startswith(f"the Ray cluster: has workers that do not reach each other{address}; open all TCP")
+    assert str(error).startswith(f"the Ray cluster: has workers that cannot reach each other{address}; open all TCP")
 
 
 def test_another_refused_connection_is_not_taken_for_one_between_workers() -> None:

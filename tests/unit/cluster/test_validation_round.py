@@ -158,7 +158,7 @@ def test_choosing_by_the_measured_split_is_logged(config: Config, own: Retrieval
     events: list[str] = []
     config = replace(config, validation=ValidationConfig(eval_datasets="own#test"))
     open_dev_sets(config, own, in_this_process, events.append)
-    assert [line for line in events if "chosen on 'test', the test split" in line]
+    assert [line for line in events if "chosen on the test split 'test'" in line]
     # Nothing is opened or logged if nothing is validated.
     plain = replace(config, training=TrainingConfig(), validation=ValidationConfig())
     assert open_dev_sets(plain, own, in_this_process, events.append) == ()

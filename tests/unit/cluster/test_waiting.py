@@ -57,7 +57,7 @@ def test_what_is_missing_is_shown_once_and_again_when_it_changes(room: list[int]
 def test_a_wait_without_room_ends_with_the_number_that_has_room(room: list[int]) -> None:
     wait = GroupEvents(0, lambda event: None)
     wait.handle(wanted(1))
-    message = "the Ray cluster: had room for 1 of 2 workers for 0 minutes; add nodes, lower num_workers, or wait longer"
+    message = "the Ray cluster: had room for only 1 of 2 workers for 0 minutes; add nodes, lower num_workers, or wait"
     with pytest.raises(ClusterError, match=re.escape(message)):
         wait.check(lambda event: None)
 
@@ -65,7 +65,7 @@ def test_a_wait_without_room_ends_with_the_number_that_has_room(room: list[int])
 def test_a_wait_with_room_ends_as_deaths_of_workers(room: list[int]) -> None:
     wait = GroupEvents(0, lambda event: None)
     wait.handle(wanted(2))
-    with pytest.raises(TrainingError, match="workers died as they started, for 0 minutes"):
+    with pytest.raises(TrainingError, match="for 0 minutes, workers died at every start"):
         wait.check(lambda event: None)
 
 

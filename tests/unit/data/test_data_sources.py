@@ -89,7 +89,7 @@ def test_a_wrong_path_says_what_would_be_right(tmp_path: Path) -> None:
         Source.open("pydoc")
     with pytest.raises(DataError, match="give 'pydocs', or the path or URI of a data set"):
         Source.open("/nowhere/at/all")
-    with pytest.raises(DataError, match="no file in it"):
+    with pytest.raises(DataError, match="has no files"):
         Source.open(tmp_path / "tiny")
     with pytest.raises(DataError, match="cannot be reached"):
         Source.open("gopher://host/set")
@@ -224,7 +224,7 @@ def test_a_folder_and_a_file_of_the_hub() -> None:
 @pytest.mark.usefixtures("hub")
 def test_a_missing_data_set_of_the_hub_is_one_line() -> None:
     for name, reported in (
-        ("hf://datasets/org/none", "the hub refused it (404 "),
+        ("hf://datasets/org/none", "the hub refused the request (404 "),
         ("hf://datasets/org/tiny@v9", "; check the name, the revision and HF_TOKEN"),
         ("hf://datasets/org/tiny/none", "no such file or folder"),
         ("hf://org/tiny", "not an address on the hub; write hf://datasets/ORG/NAME"),

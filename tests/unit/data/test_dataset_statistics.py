@@ -61,9 +61,9 @@ def test_a_share_is_refused_unless_it_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        ({"train_split": "test"}, "train_split: the split 'test' is also that of test_split"),
-        ({"dev_split": "train"}, "train_split: the split 'train' is also that of dev_split"),
-        ({"test_split": "dev"}, "dev_split: the split 'dev' is also that of test_split"),
+        ({"train_split": "test"}, "train_split: the split 'test' is also the value of test_split"),
+        ({"dev_split": "train"}, "train_split: the split 'train' is also the value of dev_split"),
+        ({"test_split": "dev"}, "dev_split: the split 'dev' is also the value of test_split"),
     ],
 )
 def test_a_split_that_is_trained_on_is_not_measured(data: dict[str, str], line: str) -> None:

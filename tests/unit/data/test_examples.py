@@ -304,7 +304,7 @@ def test_a_mix_is_read_and_adds_up_to_one() -> None:
         ("bm25=nan", "the share of 'bm25' is 'nan'"),
         ("bm25=inf", "the share of 'bm25' is 'inf'"),
         ("bm25=1,", "unknown origin ''"),
-        ("bm25=1,bm25=2", "'bm25' is named twice"),
+        ("bm25=1,bm25=2", "'bm25' occurs twice"),
     ],
 )
 def test_a_wrong_mix_is_reported(text: str, message: str) -> None:

@@ -195,7 +195,7 @@ def test_broken_and_missing_files_are_reported(tmp_path: Path) -> None:
         read_negatives(tmp_path / "none", small_dataset())
 
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more PAR1")
-    with pytest.raises(DataError, match="the Parquet is broken"):
+    with pytest.raises(DataError, match="the Parquet file is broken"):
         read_negatives(tmp_path / "t.parquet", small_dataset())
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match="never completed"):

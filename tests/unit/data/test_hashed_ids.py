@@ -105,7 +105,7 @@ def test_a_random_negative_is_never_equal_to_a_known_positive() -> None:
 
 def test_a_corpus_of_copies_of_one_answer_is_refused() -> None:
     examples = Examples.of(_dataset([[0]], ["a", "A", "a "], ["q"]), "train", 0)
-    with pytest.raises(DataError, match="every document has the text of a document that is relevant"):
+    with pytest.raises(DataError, match="every document is a copy of a relevant document"):
         examples.groups(np.array([0]), np.array([0]), 1, 1)
 
 

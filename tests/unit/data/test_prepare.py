@@ -95,7 +95,7 @@ def test_a_small_data_set_is_committed_and_hashed_once(
         data.train(None).order.batch(0)
         where = str(data.datasets[0].location)
     assert (
-        lent_dev_line(data.datasets[0]) == "small: without a dev split, 3 of the training queries are held out as one"
+        lent_dev_line(data.datasets[0]) == "small: has no dev split, so 3 of the training queries are held out as dev"
     )
     files = len(files_of(Path(where)))
     assert (counts["commits"], counts["hashes"], counts["manifests"]) == (1, 2 * files, 3)  # `files_of` is one more
@@ -246,7 +246,7 @@ def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenizat
 def test_another_data_set_is_not_overwritten(small: Path, tmp_path: Path) -> None:
     own = prepare(Request(str(small)), output=tmp_path / "own")
     other = small.rename(tmp_path / "other")
-    with pytest.raises(StorageError, match=r"holds .*small, prepared; give another output"):
+    with pytest.raises(StorageError, match=r"is a prepared data set of .*small; give another output"):
         prepare(Request(str(other)), output=own)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

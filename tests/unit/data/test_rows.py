@@ -110,7 +110,7 @@ def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(b"\n".join(rows))[:-100])
     chunks = read_chunks(part_of(file), 0, 4096)
     assert next(chunks).first_row == 1
-    with pytest.raises(DataError, match=r"the gzip is broken after row [1-9]\d+ "):
+    with pytest.raises(DataError, match=r"the gzip file is broken after row [1-9]\d+ "):
         list(chunks)
 
 
@@ -128,7 +128,7 @@ def test_judgements_are_columns_behind_a_header(tmp_path: Path, size: int) -> No
 
 def test_a_header_alone_holds_no_judgement(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", [b"query-id\tcorpus-id\tscore"])
-    with pytest.raises(DataError, match="no judgement in it; give rows of query-id<TAB>corpus-id<TAB>score"):
+    with pytest.raises(DataError, match="has no judgements; give rows of query-id<TAB>corpus-id<TAB>score"):
         list(read_chunks(part_of(file, "tsv"), 0))
 
 
@@ -221,7 +221,7 @@ def test_broken_files_are_one_line(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "a.parquet", _id=["1"] * 1000, text=[f"text {n}" for n in range(1000)])
     content = file.read_bytes()
     file.write_bytes(content[:8] + b"\xff" * 300 + content[308:])
-    with pytest.raises(DataError, match="the Parquet is broken"):
+    with pytest.raises(DataError, match="the Parquet file is broken"):
         list(read_chunks(part_of_parquet(file), 0))
 
 
@@ -281,7 +281,7 @@ def test_a_file_without_an_array_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"begins with '\{\"a\": 1\}', not with a JSON array"):
         rows(tmp_path / "a.json")
     (tmp_path / "a.json").write_text(" [ ] ")
-    with pytest.raises(DataError, match="no row in it; give an array of JSON objects"):
+    with pytest.raises(DataError, match="has no rows; give an array of JSON objects"):
         rows(tmp_path / "a.json")
 
 

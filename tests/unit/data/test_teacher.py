@@ -95,9 +95,9 @@ def test_coverage_counts_what_is_trained_on() -> None:
         "scores of 2 of 4 positives and of 2 of 4 hard negatives; 4 passages have no score and are left out"
     )
     coverage.check("here")
-    with pytest.raises(DataError, match="here: has no score of any of the 4 positives"):
+    with pytest.raises(DataError, match="here: has no score for any of the 4 positives"):
         replace(coverage, scored_positives=0).check("here")
-    with pytest.raises(DataError, match=r"here: has no score of any of the 4 hard negatives .*negatives_table"):
+    with pytest.raises(DataError, match=r"here: has no score for any of the 4 hard negatives .*negatives_table"):
         replace(coverage, scored_negatives=0).check("here")
 
 
@@ -128,7 +128,7 @@ def test_a_parquet_file_of_anybodys_is_read(tmp_path: Path) -> None:
         ({"score": [0.5, None]}, "column 'score' is empty in 1 of 2 rows"),
         ({"query": ["q0", "x9"]}, "1 of 2 rows name an unknown query, the first 'x9'; give the scores of"),
         ({"query": ["q0", "q0"], "document": ["d1", "d1"]}, "query 'q0' and document 'd1' have two scores"),
-        ({name: pa.array([], pa.string()) for name in ("query", "document")} | {"score": NOTHING}, "holds no score"),
+        ({name: pa.array([], pa.string()) for name in ("query", "document")} | {"score": NOTHING}, "has no scores"),
     ],
 )
 def test_invalid_scores_are_refused(tmp_path: Path, columns: dict[str, object], message: str) -> None:
@@ -141,11 +141,11 @@ def test_invalid_scores_are_refused(tmp_path: Path, columns: dict[str, object], 
 def test_directories_of_something_else_are_refused(tmp_path: Path) -> None:
     scores = written(tmp_path / "scores")
     assert read_scores(scores, DATASET).digest == table().digest
-    with pytest.raises(DataError, match="holds scores of other documents: of numbers as it was, not of others as it"):
+    with pytest.raises(DataError, match="has scores of other documents: of numbers as it was, not of others as it"):
         read_scores(scores, dataset("others"))
-    with pytest.raises(DataError, match="holds scores of other queries"):
+    with pytest.raises(DataError, match="has scores of other queries"):
         read_scores(scores, replace(DATASET, queries=Queries(DATASET.queries.ids, ["other"] * 4)))
-    with pytest.raises(DataError, match="holds negatives, no teacher's scores; give a directory"):
+    with pytest.raises(DataError, match="has negatives, not teacher scores; give a directory"):
         read_scores(written(tmp_path / "negatives", kind="negatives"), DATASET)
     with pytest.raises(DataError, match="there are no scores"):
         read_scores(tmp_path / "nowhere", DATASET)

@@ -73,7 +73,7 @@ def test_a_split_may_hold_nothing_else(small: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ("q30", "conflicting: a query without an answer that has a relevant document in split 'test'"),
+        ("q30", "conflicting: the query has no answer, but it has a relevant document in split 'test'"),
         ("gone", "unknown query id 'gone'"),
         ("u1\tu2", "2 columns, not 1"),
         (" ", None),

@@ -59,9 +59,7 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     assert few.shares["coverage"].value == 1 / 50
     assert few.checked == few.shares["top_precision"] == Proportion(1, 1, pytest.approx(0.2065, abs=1e-4), 1.0)
     assert few.unanswerable["given"] == Proportion(0, 10, 0, pytest.approx(0.2775, abs=1e-4))
-    assert few.notes == [
-        "Few answers: 1 of 60 questions of test have one. Below 30 a precision says little; see its interval."
-    ]
+    assert few.notes == ["Few answers: 1 of 60 questions of test are answered. Below 30, the precision is uncertain."]
     [none] = rows_of_answers(choosing, questions([0.1] * 60, 30), ("top_precision", 1.0))
     assert [none.shares[name].part for name in ("coverage", "top_precision", "wrong")] == [0, 0, 0]
     assert none.shares["top_precision"].whole == 0
@@ -72,8 +70,8 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     [out] = rows_of_answers(questions([0.9] * 60, 20), questions([0.9] * 60, 20), ("top_precision", 0.9))
     assert (out.threshold, out.shares, out.checked) == (None, {}, None)
     assert out.notes == [
-        "There is no threshold, because no 30 or more of the top answers on dev above one threshold have a precision "
-        "of 0.9; the best there is 0.333."
+        "There is no threshold, because no threshold on dev leaves 30 or more top answers with a precision "
+        "of 0.9; the best precision is 0.333."
     ]
     text = thresholds_markdown([few, none, out])
     assert "nan" not in text.lower().replace("answer", "")
@@ -99,7 +97,7 @@ def test_an_aim_that_its_threshold_misses_is_named() -> None:
     choosing, checking = questions([0.9] * 40 + [0.2] * 20, 40), questions([0.9] * 40 + [0.2] * 20, 30)
     [missed, wrong] = rows_of_answers(choosing, checking, ("top_precision", 0.9), ("wrong_answers", 0.05))
     assert missed.notes == [
-        "The aim is missed on test: 0.750 (0.598 to 0.858). Give a stricter aim, or more questions to choose on."
+        "The target is missed on test: 0.750 (0.598 to 0.858). Give a stricter one, or more questions to choose on."
     ]
     assert wrong.notes == [missed.notes[0].replace("0.750 (0.598 to 0.858)", "0.167 (0.093 to 0.280)")]
     [kept] = rows_of_answers(choosing, choosing, ("top_precision", 0.9))
@@ -110,16 +108,16 @@ def test_a_promise_that_is_out_of_reach_names_what_decides_instead() -> None:
     some = questions([0.9] * 20 + [0.2] * 20, 10)
     out, f1 = rows_of_answers(some, some, ("wrong_answers", 0.05), ("f1", None))
     assert out.notes == [
-        "There is no threshold: too many of the most confident best documents are wrong. f1 decides instead, and no "
-        "share is promised."
+        "There is no threshold: too many of the most confident best documents are wrong. The threshold "
+        "of f1 is used; it promises no share."
     ]
     assert f1.notes == [
-        "Few answers: 20 of 40 questions of dev and test have one. Below 30 a precision says little; see its interval."
+        "Few answers: 20 of 40 questions of dev and test are answered. Below 30, the precision is uncertain."
     ]
     _, after = rows_of_answers(some, some, ("f1", None), ("wrong_answers", 0.05))
-    assert after.notes == [out.notes[0].partition(" f1")[0]]
+    assert after.notes == [out.notes[0].partition(" The threshold of f1")[0]]
     text = format_results(Results(thresholds=[f1]))
-    assert "\nd, m, f1: threshold 0.9 (score), counted on the questions that chose it\n" in text
+    assert "\nd, m, f1: threshold 0.9 (score), chosen and tested on the same questions\n" in text
 
 
 def test_combined_promises_nothing() -> None:
@@ -181,7 +179,7 @@ def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:
     assert none.notes == ["No pair of test scores at or above the threshold, so there is no precision."]
     out = row([0.1] * 4, [0.9] * 30, 0.9)
     assert out.notes == [
-        "There is no threshold, because no score on dev has a precision of 0.9; the best there is 0.500."
+        "There is no threshold, because no score on dev has a precision of 0.9; the best precision is 0.500."
     ]
     assert "recall of pairs" in thresholds_markdown([none, out])
 
@@ -225,8 +223,8 @@ def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() 
     [one] = auc_rows(measured([1.0], [0.0]))
     lines = format_results(Results(auc=[few, apart, one])).splitlines()
     assert lines[0].startswith("d, m: AUC 0.9800 (95 %: ")
-    assert lines[0].endswith("Misordered pairs are of 1 queries only. Below 10 the interval is uncertain.")
-    assert lines[1].startswith("d, m: AUC 1.0000 (95 %: 0.9050 to 1.0000). All pairs are in one order.")
+    assert lines[0].endswith("Queries with misordered pairs: 1. Below 10, the interval is uncertain.")
+    assert lines[1].startswith("d, m: AUC 1.0000 (95 %: 0.9050 to 1.0000). All pairs are in the same order.")
     assert lines[2].startswith("d, m: AUC 1.0000. There is no interval")
     assert [point.name for point in points_of(Results(auc=[one, apart]))] == ["auc/m/d/low", "auc/m/d/high"]
     page = page_of(Results(auc=[few, apart, one]))

@@ -100,7 +100,7 @@ def test_models_and_their_names() -> None:
     for wrong, message in ((["Cl"], "did you mean 'CL'"), (["CL", "CL"], "one or two models")):
         with pytest.raises(ConfigError, match=message):
             choose_baselines(wrong, models)
-    with pytest.raises(ConfigError, match="two models are called 'minilm'; give one another name: OTHER="):
+    with pytest.raises(ConfigError, match="two models are called 'minilm'; give one of them a new name: NAME="):
         read_models(["minilm", "minilm"], ModelConfig())
 
 
@@ -114,7 +114,7 @@ def test_aims() -> None:
     assert parse_aims(["precision=0.9", "Recall=1"]) == [("precision", 0.9), ("recall", 1.0)]
     assert parse_aims(["wrong-answers=0.05", "f1"]) == [("wrong_answers", 0.05), ("f1", None)]
     for all_of_them in ("wrong-answers=1", "missed=1.0"):
-        with pytest.raises(ConfigError, match="allows everything; give a share below 1"):
+        with pytest.raises(ConfigError, match="allows any result; give a share below 1"):
             parse_aims([all_of_them])
     for wrong in ("precision", "precision=0", "recall=1.1", "f1=0.5", "recall=nan", "recall=x"):
         with pytest.raises(ConfigError, match=r"write top-precision=0\.9, wrong-answers=0\.05, missed=0\.1, ans"):

@@ -226,7 +226,7 @@ def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Pa
     older = tmp_path / "older"
     older.mkdir()
     (older / "results.json").write_text('{"split": "test", "models": {}}')
-    with pytest.raises(StorageError, match="has no number of its format; this version reads format 3; evaluate again"):
+    with pytest.raises(StorageError, match="has no format number; this version reads format 3; evaluate again"):
         check_output(older, asked, fresh=False)
     (older / "results.json").unlink()
     (older / "cat.jpg").touch()

@@ -70,7 +70,7 @@ def test_a_function_and_a_loss_by_row_are_losses(file: Path, name: str) -> None:
         ("steep", "FILE:steep: has a gradient that is not finite"),
         ("fails", "FILE:14: IndexError: index 99"),
         ("no_gradient", "FILE:24: RuntimeError: two lines"),
-        ("asks", "FILE:asks: asks for weights, which raytriever does not pass to a loss; ask for scores, positives,"),
+        ("asks", "FILE:asks: has the argument weights, which raytriever does not pass to a loss; use only scores,"),
         ("bare", "FILE:bare: has the arguments (); begin with 'def bare(scores, positives'"),
         ("value", "FILE:value: is int; give a function"),
         ("nothing", "FILE:nothing: returns NoneType; return a RowLoss"),

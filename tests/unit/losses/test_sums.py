@@ -33,8 +33,8 @@ def test_a_sum_is_split_into_its_losses(loss: str, terms: tuple[str, ...]) -> No
     [
         ({"loss": "mw+infonse"}, "loss: unknown loss 'infonse' in 'mw+infonse'; did you mean 'infonce'?"),
         ({"loss": "mw+"}, "loss: unknown value 'mw+'"),
-        ({"loss": "mw+mw"}, "loss: 'mw' is twice in 'mw+mw'; give each loss once"),
-        ({"loss": "mw+infonce", "loss_weights": "1"}, "loss_weights: has 1 weights, and mw+infonce has 2 losses"),
+        ({"loss": "mw+mw"}, "loss: 'mw+mw' has 'mw' twice; give each loss once"),
+        ({"loss": "mw+infonce", "loss_weights": "1"}, "loss_weights: has 1 weights, but mw+infonce has 2 losses"),
         ({"loss": "mw", "loss_weights": "2"}, "loss_weights: has no effect with loss mw; leave it out, or give a"),
         ({"loss": "mw+infonce", "loss_weights": "1,-1"}, "loss_weights: '1,-1' is invalid; give a number from 0"),
         ({"loss": "mw+infonce", "loss_weights": "0,0"}, "give a number from 0 for each loss, separated by commas and"),

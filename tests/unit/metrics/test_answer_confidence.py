@@ -82,7 +82,7 @@ def test_no_document_is_no_confidence_and_one_kind_of_answer_has_no_weights() ->
 
 def test_what_cannot_be_computed_is_refused() -> None:
     alone = replace(drawn(30), bm25=None, agrees=None)
-    with pytest.raises(MetricInputError, match="BM25 was not asked"):
+    with pytest.raises(MetricInputError, match="the scores of BM25 are missing"):
         fit_confidence(COMBINED, alone)
     with pytest.raises(MetricInputError, match="give one of score, entropy, combined"):
         fit_confidence("best", alone)

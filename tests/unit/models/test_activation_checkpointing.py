@@ -122,5 +122,5 @@ def test_an_encoder_without_support_is_refused(tiny_encoder: Path, monkeypatch: 
     from transformers import BertModel
 
     monkeypatch.setattr(BertModel, "supports_gradient_checkpointing", False)
-    with pytest.raises(ConfigError, match=r"activation_checkpointing=True: BertModel does not support it"):
+    with pytest.raises(ConfigError, match=r"activation_checkpointing=True: BertModel does not support activation"):
         prepared(tiny_encoder, True)

@@ -62,7 +62,7 @@ def test_a_length_truncates_the_longer_text(judge: Path) -> None:
     same, other = np.abs(cut.logits(queries, passages) - whole.logits(queries, passages))
     assert same < 1e-6 < 1e-4 < other
     for length in (7, 65):
-        with pytest.raises(ModelError, match=f"reads 64 tokens of a pair, not {length}; give 8 to 64"):
+        with pytest.raises(ModelError, match=f"cannot read pairs of {length} tokens; give a length from 8 to 64"):
             CrossEncoder(judge, torch.device("cpu"), "fp32", length)
 
 

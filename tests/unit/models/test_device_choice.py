@@ -71,6 +71,6 @@ def test_memory_that_another_process_takes_is_an_error_of_the_user(
             load_for_encoding(model, "fp32", CUDA)
     text = str(raised.value)
     assert "the model has 0.0 GB and does not fit into the memory of this GPU" in text
-    assert "of whose 40.0 GB only 0.0 GB are free" in text
+    assert "which has 0.0 GB free of 40.0 GB" in text
     assert "nvidia-smi" in text
     assert "\n" not in text

@@ -272,10 +272,10 @@ def test_a_loss_of_a_file_trains(model: SentenceTransformer, tmp_path: Path) -> 
         ("triplet", {"temperature": 0.3}, "temperature): has no effect with loss triplet"),
         ("lsepair-maxx", {}, "loss): unknown value 'lsepair-maxx'"),
         ("mw+x", {}, "loss): unknown loss 'x' in 'mw+x'"),
-        ("mw+infonce", {"loss_weights": "1"}, "loss_weights): has 1 weights, and mw+infonce has 2 losses"),
+        ("mw+infonce", {"loss_weights": "1"}, "loss_weights): has 1 weights, but mw+infonce has 2 losses"),
         ("mw", {"num_positives": 0}, "num_positives): 0 is out of"),
         ("kl", {"mini_batch_size": 0}, "mini_batch_size): 0 is out of"),
-        ("kl", {"ids_in_labels": True}, "ids_in_labels): the labels are the teacher"),
+        ("kl", {"ids_in_labels": True}, "ids_in_labels): the labels are teacher"),
         ("infonce", {"distribution_weight": -1}, "distribution_weight): -1 is out of range"),
     ],
 )
@@ -290,7 +290,7 @@ def test_wrong_arguments_are_one_line(loss: str, arguments: Any, error: str, mod
 def test_wrong_batches_are_one_line(model: SentenceTransformer) -> None:
     features = columns(model)
     with pytest.raises(
-        rt.DataError, match="the data set has 1 text columns, and InfoNCELoss reads an anchor and 1 pos"
+        rt.DataError, match="the data set has 1 text columns, but InfoNCELoss reads an anchor and 1 pos"
     ):
         library.InfoNCELoss(model)(features[:1], None)
     with pytest.raises(rt.DataError, match=r"2 text columns.* 3 positives; give columns in this order: anchor"):

@@ -199,7 +199,7 @@ def test_artifacts_that_this_machine_cannot_write_are_named(
     (tmp_path / "a.txt").write_text("a")
     server = MlflowServer(uri)
     assert not server.is_remote
-    with pytest.raises(StorageError, match=r"^/proc/artifacts: the artifacts of MLflow are in this folder, which this"):
+    with pytest.raises(StorageError, match=r"^/proc/artifacts: is the folder of MLflow's artifacts, but this machine"):
         server.connect("run").log_file(tmp_path / "a.txt")
     # A folder of another machine is not made here.
     folder = tmp_path / "of-the-server"
@@ -269,7 +269,7 @@ def test_a_missing_driver_is_reported(uri: str, package: str, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("uri", "line"),
     [
-        ("sqlite:///FOLDER", "sqlite:///FOLDER: is a folder; name a file in it, as sqlite:///FOLDER/mlflow.db"),
+        ("sqlite:///FOLDER", "sqlite:///FOLDER: is a folder; give a file in it, such as sqlite:///FOLDER/mlflow.db"),
         ("sqlite:///FOLDER/none/m.db", "the folder FOLDER/none does not exist; create it"),
         ("sqlite:////proc/x.db", "/proc: cannot be written"),
         *((f"sqlite{end}", "write sqlite:///FILE, with three slashes") for end in ("://", ":m.db")),
@@ -287,7 +287,7 @@ def test_an_invalid_address_is_refused(uri: str, line: str, tmp_path: Path) -> N
 def test_another_file_is_no_database_and_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("dear diary, today I trained")
-    assert "is no SQLite database; name another file" in refusal(f"sqlite:///{file}")
+    assert "is not an SQLite database; give another file" in refusal(f"sqlite:///{file}")
     assert file.read_text() == "dear diary, today I trained"
 
 

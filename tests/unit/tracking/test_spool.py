@@ -183,7 +183,7 @@ def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
     (run / "report.html").write_text("report")
     spool.log_file(run / "report.html")
     spool.finish("FINISHED")
-    assert said[-1] == f"24 points and 1 files wait for MLflow in {run}; the same command sends them"
+    assert said[-1] == f"24 points and 1 files for MLflow are stored in {run}; repeat the same command to send them"
     assert unmade.run_id is None
 
     # A server that does not answer is no error of a finished run. Then it answers again.

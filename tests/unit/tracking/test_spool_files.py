@@ -106,7 +106,7 @@ def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
     faulty.is_down = True
     earlier.log(points(1, 3))
     earlier.finish("FINISHED")
-    assert said[-1].endswith("the same command sends them")
+    assert said[-1].endswith("repeat the same command to send them")
     again = open_adjacent(DEFAULT_TRACKERS, output, said.append)
     assert stored_points(server, earlier.run_id) == expected(3)
     assert [folder.name for folder in parent.iterdir()] == [again.folder.name]
@@ -131,8 +131,8 @@ def test_a_file_that_cannot_be_written_holds_nothing_else_up(
     assert (run.info.status, run.data.metrics["loss"]) == ("FINISHED", 2 / 7)
     assert {file.path for file in server.client.list_artifacts(spool.run_id)} == {"a.txt", "c.txt"}
     assert said == [
-        "MLflow has the metrics and the status, but did not take 2 files: b1.txt is refused; the same command sends "
-        f"what waits in {tmp_path / 'run'}"
+        "MLflow has the metrics and the status, but refused 2 files: b1.txt is refused; repeat the same command "
+        f"to send what is stored in {tmp_path / 'run'}"
     ]
     assert has_unsent_data(tmp_path / "run", "mlflow")
     faulty.refused = ""

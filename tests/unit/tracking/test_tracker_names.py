@@ -205,7 +205,7 @@ def test_a_tracker_that_fails_stops_neither_the_run_nor_the_others(
     spool.finish("FINISHED")
     assert "events" in said[0]
     assert said[0].endswith("; the run continues, and its data is stored and sent later")
-    assert said[-1] == f"4 points and 0 files wait for TensorBoard in {run}; the same command sends them"
+    assert said[-1] == f"4 points and 0 files for TensorBoard are stored in {run}; repeat the same command to send them"
     assert len((run / STEPS).read_text().splitlines()) == 2
     (tmp_path / "events").unlink()
     assert send_pending(run, ["tensorboard"], said.append)
@@ -244,7 +244,7 @@ def test_no_tracker_keeps_the_curves(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("wandbb", "tracker: unknown tracker 'wandbb'; did you mean 'wandb'?"),
-        ("none,mlflow", "tracker: 'none,mlflow' names trackers next to 'none'; give none, or leave it out"),
+        ("none,mlflow", "tracker: 'none,mlflow' has both 'none' and names of trackers; give none alone"),
     ],
 )
 def test_an_unknown_tracker_is_refused(text: str, line: str) -> None:

@@ -157,7 +157,7 @@ def test_what_is_broken_is_passed_over_and_named(tmp_path: Path, harm: str) -> N
     result, (line,) = newest_checkpoint(tmp_path)
     assert result == tmp_path / "step-9"
     assert line.startswith(str(tmp_path / "step-10"))
-    assert line.endswith("The newest undamaged checkpoint before it is used, if there is one.")
+    assert line.endswith("The run resumes from an earlier checkpoint, if there is one.")
     assert "\n" not in line
 
 
@@ -213,7 +213,7 @@ def changed(name: str, values: torch.Tensor, shape: tuple[int, ...]) -> Callable
         (without("bias:step"), "bias has the moments exp_avg, exp_avg_sq, expected all or none"),
         (lambda s: [*s, Slice("weight:further", torch.zeros(6), 0, (2, 3))], "expected all or none"),
         (lambda s: [*s, Slice("other:step", torch.zeros(1), 0, ())], r"is of another model: other is"),
-        (changed("weight", torch.zeros(6, dtype=torch.int64), (2, 3)), "values that are no floating-point numbers"),
+        (changed("weight", torch.zeros(6, dtype=torch.int64), (2, 3)), "values that are not floating-point numbers"),
         (changed("weight", torch.zeros(6), (1 << 40, 1 << 20)), f"weight has 6 of its {1 << 60} values"),
         (changed("bias:exp_avg", torch.zeros(3), (2,)), "bias:exp_avg has 3 of its 2 values"),
         (changed("weight", torch.zeros(5), (2, 3)), "weight has 5 of its 6 values"),

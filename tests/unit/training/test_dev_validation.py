@@ -241,7 +241,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way(begin: Callable[[str], Run]
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     _, progression = run.live(values=VALUES)
     assert progression.best_step == 12
-    assert [line for line in run.notices if "step-4" in line and "best checkpoint is chosen from the others" in line]
+    assert [line for line in run.notices if "step-4" in line and "best checkpoint will be chosen from the" in line]
 
 
 @pytest.mark.slow

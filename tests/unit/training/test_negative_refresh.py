@@ -264,7 +264,7 @@ def test_a_recorded_table_that_is_gone_or_another_one_is_refused(
     with pytest.raises(Exception, match=r"round-0001: there is no negatives table"):
         run.live()
     write_negatives(round_path(run.negatives, 1), other, dataset)
-    with pytest.raises(StorageError, match=r"round-0001: is not the table that the run used; give another output"):
+    with pytest.raises(StorageError, match=r"round-0001: is not the table that the run used; restore"):
         run.live()
     (run.negatives / ROUNDS).write_text(json.dumps([{"numbr": 1}]))
     with pytest.raises(StorageError, match=r"rounds.json: is damaged or changed"):

@@ -75,7 +75,7 @@ def test_material_reads_scores_and_answers_for_them(
     assert plain.train(near).teacher is None
     assert training_data.train(near).teacher.scores[:2].tolist() == score(np.zeros(2), np.arange(2)).tolist()
     assert training_data.train(None).teacher is not None
-    with pytest.raises(DataError, match=r"scores.parquet: has no score of any of the 96 hard negatives"):
+    with pytest.raises(DataError, match=r"scores.parquet: has no score for any of the 96 hard negatives"):
         training_data.train(far)
     assert len({plain.digest(near), training_data.digest(near), training_data.digest(far)}) == 3
     assert training_data.dev().teacher is None

@@ -31,16 +31,16 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
         self.addresses: list[str] = []
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        """Called in the controller, before it starts a worker."""
+        """Send the controller's handle, before the controller starts a worker."""
         ray.get(self._queue.actor.set_controller.remote(ray.get_runtime_context().current_actor))
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
-        """Called before each attempt to start a group."""
+        """Report the requested workers, before each attempt to start a group."""
         workers, resources = worker_group_context.num_workers, dict(worker_group_context.resources_per_worker)
         self._queue.send(GroupWanted(workers, resources, min(workers, room_for(resources))))
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Called when all workers of a group have started."""
+        """Report the hosts when all workers have started, or an error if their versions differ."""
         places = [worker.metadata for worker in worker_group.get_workers()]
         self.hosts, self.addresses = [one.hostname for one in places], [one.node_ip for one in places]
         read = _version_reader()
@@ -82,7 +82,7 @@ class Housekeeping(ControllerCallback, WorkerGroupCallback):
         self._shut_down_group()
 
     async def before_controller_shutdown(self) -> None:
-        """Shut down the remembered group; no other one will start."""
+        """Shut down the remembered group, because no other group will start."""
         self._shut_down_group()
 
     def _shut_down_group(self) -> None:
@@ -90,12 +90,12 @@ class Housekeeping(ControllerCallback, WorkerGroupCallback):
             self._group.shutdown()
 
 
-# Environment of the process that creates the trainer; it names callbacks that precede Ray Train's.
+# Environment variable of the process that creates the trainer: callbacks that run before those of Ray Train.
 FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name__}"}
 
 
 def end_controller(queue: Any) -> None:
-    """End the controller and its workers. Do nothing if it has not started or the queue has ended."""
+    """End the controller and its workers. Do nothing if the controller has not started or the queue has ended."""
     try:
         controller = ray.get(queue.actor.controller.remote())
         if controller is not None:
@@ -126,7 +126,7 @@ class Failures(UserCallback):
                 died = True
                 reasons.insert(0, f"{self._named(rank)} lost its GPU ({reason})")
             else:
-                died |= "OutOfMemory" in type(cause).__name__  # treated as a process that the system has killed
+                died |= "OutOfMemory" in type(cause).__name__  # as if the system had killed the process
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
         self._queue.send(LostWorker(f"{reasons[0].splitlines()[0]}; the workers start again."))
         self._queue.record_failure("\n".join(reasons), died)

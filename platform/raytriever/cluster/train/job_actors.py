@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
 class CheckpointJob:
-    """Actor that does one job after another, by the method `run(number, checkpoint)` of `kind(*arguments)`."""
+    """Actor that does one job after another: it calls `run(number, checkpoint)` of the object `kind(*arguments)`."""
 
     def __init__(self, driver: DriverContext, kind: Callable[..., Any], *arguments: Any) -> None:
         driver.enter()
@@ -54,8 +54,8 @@ class CheckpointJob:
 
 
 class ActorClient(Generic[Result]):
-    """Client of a `CheckpointJob`; see `JobClient`. `show` is called with True when a job starts and False when it
-    ends, for alerts about slow steps."""
+    """Client of a `CheckpointJob`; see `JobClient`. For alerts about slow steps, `show(True)` is called when a job
+    starts and `show(False)` when it ends."""
 
     def __init__(self, actor: Any, show: Callable[[bool], None]) -> None:
         self._actor, self._show = actor, show
@@ -107,8 +107,8 @@ class ThreadClient(Generic[Result]):
             return self._work(number, checkpoint)
         except UserError as error:
             reason = str(error)
-        except Exception as error:  # a defect, or the GPU has too little memory: the job fails, training does not
-            reason = first_line(error)  # the traceback of the error itself would keep the tensors of the job
+        except Exception as error:  # a defect, or too little GPU memory: the job fails, but training continues
+            reason = first_line(error)  # text only: the traceback of the error would keep the tensors of the job
         finally:
             torch.cuda.empty_cache()
         raise JobError(reason)
@@ -128,13 +128,13 @@ def _running(gpus: float, kind: Callable[..., Any], *arguments: Any) -> Iterator
 def start_evaluator(
     config: Config, dev_sets: Sequence[DevSet], folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an actor that evaluates checkpoints during the block; None without dev sets, or if the first worker does."""
+    """Yield an actor that evaluates checkpoints; None if there are no dev sets, or if the first worker evaluates."""
     if not dev_sets:
         yield None
         return
     workers = config.training.workers[1]
     miners = 0 if config.refresh.refresh_every is None else config.refresh.pool[1]
-    # Only a GPU that is free now: an actor that requests the GPU of another job would wait without a message.
+    # Request only a GPU that is free now: for a GPU of another job, the actor would wait without a message.
     gpus = 1.0 if spare_gpus(workers + miners) else 0.0
     if not gpus and count_gpus():
         log("Checkpoints are evaluated on the GPU of the first worker, while training waits.")
@@ -150,7 +150,7 @@ def start_evaluator(
 def start_miner(
     config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an actor that mines hard negatives during the block; None without refresh, or if the first worker mines."""
+    """Yield an actor that mines hard negatives; None if nothing is refreshed, or if the first worker mines."""
     if config.refresh.refresh_every is None:
         yield None
         return
@@ -163,8 +163,8 @@ def start_miner(
     if spare < most and count_gpus():
         where = f"on {spare} GPU{'s' if spare > 1 else ''}" if spare else "on CPUs"
         log(
-            f"Refreshes encode and search {where}, because {workers} of {count_gpus()} GPUs train: "
-            f"{flag_of('refresh_pool')} is {most}."
+            f"Refreshes encode and search {where}: {flag_of('refresh_pool')} is {most}, but {workers} of "
+            f"{count_gpus()} GPUs train."
         )
     gpus, choose = (0.0, partial(choose_pool, config)) if most > 1 else (float(spare > 0), lambda: None)
     path = folder.resolve() / NEGATIVES
@@ -177,14 +177,13 @@ def start_miner(
 def choose_pool(config: Config) -> ActorPool | None:
     """Return the pool of a round: one actor for each GPU that training leaves or, without such a GPU, for each node.
 
-    `--refresh-pool` limits the number. The pool is None on a single node without a free GPU: there the process of the
-    round uses all cores, and further processes would only take time to start.
-    """
+    `--refresh-pool` limits the number. The pool is None on a single node without a free GPU. There the process of the
+    round already uses all cores, so more processes would not help."""
     spare = spare_gpus(config.training.workers[1])
     fewest, most = (min(size, spare or count_nodes()) for size in config.refresh.pool)
     return ActorPool(fewest, most, cpus=0, gpus=float(spare > 0)) if spare or most > 1 else None
 
 
 def kept_rows(config: Config, negatives: Any) -> Any:
-    """Return the table that training began with if every round keeps rows of it, else None."""
+    """Return the first table of hard negatives if every round keeps some of its rows, else None."""
     return negatives if config.data.negatives_mix else None

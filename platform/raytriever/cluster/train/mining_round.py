@@ -1,7 +1,7 @@
 """Mine hard negatives with a checkpoint for one refresh round: encode, search, filter and commit the table.
 
 negatives/rounds.json           ended rounds (the refresh ledger)
-negatives/round-0001/           table of a round, while a run may resume with it
+negatives/round-0001/           table of a round, kept while a run may resume with it
 negatives/embeddings/step-500/  embeddings of the running round, and finished blocks of its mining
 
 A round that was killed starts again with the same checkpoint, so it reuses the committed shards and blocks."""
@@ -44,8 +44,8 @@ class MiningRounds:
     """Mining rounds of a run.
 
     Args:
-        first: the table that training began with if every round keeps rows of it, else None.
-        choose_pool: returns the pool that encodes and searches in a round, or None for this process.
+        first: the first table of hard negatives if every round keeps some of its rows, else None.
+        choose_pool: function that returns the pool that encodes and searches in a round, or None for this process.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MiningRounds:
         self._choose_pool = choose_pool
 
     def run(self, number: int, checkpoint: Path) -> dict[str, float]:
-        """Mine one round, or the rest of an interrupted one, and commit its table in place of any older one.
+        """Mine one round, or the rest of an interrupted round, and commit its table.
 
         Returns:
             Metrics for the tracker.

@@ -58,52 +58,39 @@ from raytriever.training.training_settings import BEHIND, SYNC
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """Training job whose settings and data have been checked, for any process of the cluster.
-
-    Args:
-        datasets: paths or URIs of the prepared data sets, on storage that every node sees.
-        negatives: table of hard negatives, or None; in a worker, a Ray reference to it.
-        folder: run directory, on storage that every node sees. It may have the `steps.jsonl` of an earlier call.
-            Training writes the best model to its folder `model`.
-        in_process: if True, the calling process is the only worker. This saves the start of a process, but an error
-            that ends the process also ends the caller.
-        runs_per_node: number of runs that share the cores of a node, including this one.
-        gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
-    """
+    """Training job whose settings and data have been checked, for any process of the cluster."""
 
     config: Config
-    datasets: tuple[str, ...]
-    negatives: Any
+    datasets: tuple[str, ...]  # paths or URIs of the prepared data sets, on storage that every node sees
+    negatives: Any  # table of hard negatives, or None; in a worker, a Ray reference to it
     total_steps: int
+    # Run directory, on storage that every node sees. It may have the `steps.jsonl` of an earlier call. Training writes
+    # the best model to its folder `model`.
     folder: Path
     dev_sets: tuple[DevSet, ...] = ()
+    # If True, the calling process is the only worker. This saves the start of a process, but an error that ends the
+    # process also ends the caller.
     in_process: bool = False
-    runs_per_node: int = 1
-    gpus: float = 1.0
+    runs_per_node: int = 1  # number of runs that share the cores of a node, including this one
+    gpus: float = 1.0  # GPUs of each worker on a cluster with GPUs; a fraction if several runs share one
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob(TrainingJob):
-    """Training job as the driver sends it to every worker of a group.
-
-    Args:
-        miner: actor that mines hard negatives; None without refresh, or if the first worker mines.
-        evaluator: actor that evaluates checkpoints; None without validation by retrieval, or if the first worker
-            evaluates.
-    """
+    """Training job as the driver sends it to every worker of a group."""
 
     queue: EventQueue
     driver: DriverContext
     last_logged_step: int = 0
-    miner: Any = None
+    miner: Any = None  # actor that mines hard negatives; None without refresh, or if the first worker mines
+    # Actor that evaluates checkpoints; None without validation by retrieval, or if the first worker evaluates.
     evaluator: Any = None
 
 
 def train_worker(job: WorkerJob) -> None:
     """Train as one worker of the group, if the group may start and this process is needed.
 
-    A `UserError` is sent to the driver before it ends the group.
-    """
+    A `UserError` is sent to the driver before it ends the group."""
     queue, device = job.queue, get_device()
     # transformers may load DeepSpeed first, which would then search for a GPU and log that.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -138,7 +125,7 @@ def _may_start(queue: EventQueue, device: torch.device) -> bool:
 
 
 def _is_needed(job: WorkerJob, device: torch.device) -> bool:
-    """Return True if this process trains. The others are idle until the group is resized."""
+    """Return True if this process trains. A process that does not train is idle until the group is resized."""
     workers, settings = current_workers(), job.config.training
     available, size = workers.size, settings.sharing(workers.size)
     if workers.rank == 0 and settings.workers[0] < settings.workers[1]:
@@ -173,8 +160,8 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
     _report_status(queue, "opening the data in the workers")
     for path in job.datasets:
         if not is_uri(path) and not is_committed(Path(path)):
-            remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to one of an object store"
-            raise DataError(f"is not on host {socket.gethostname()}", path, remedy)
+            remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to a folder of an object store"
+            raise DataError(f"does not exist on host {socket.gethostname()}", path, remedy)
     data = TrainingData.open(job.datasets, config.data, tokenization_of(retriever), settings.batch_size, settings.seed)
     if config.loss.guide:
         data = replace(data, guide=Guide.load(config.loss.guide, precision, device))

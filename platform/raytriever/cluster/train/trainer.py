@@ -64,8 +64,7 @@ class GroupEvents:
     """Handler of a training's events: it keeps the one that ends the training, and passes those for the user to `show`.
 
     It limits and reports the wait for the workers of a group, from the first request until all have started. Ray Train
-    itself repeats its request without a limit and without a message.
-    """
+    itself repeats its request without a limit and without a message."""
 
     def __init__(self, minutes: float, show: Callable[[Event], None]) -> None:
         self._minutes, self._show = minutes, show
@@ -97,7 +96,7 @@ class GroupEvents:
             self._report(wanted, self._show)
 
     def check(self, send: Callable[[Event], None]) -> None:
-        """Send the number of missing workers if it has changed. Called on another thread than that of the events.
+        """Send the number of missing workers if it has changed. The caller is not the thread that handles events.
 
         Raises:
             ClusterError: the wait took too long.
@@ -108,16 +107,16 @@ class GroupEvents:
             return
         self._next_look = now + LOOK_SECONDS
         room = min(room_for(wanted.resources), wanted.workers)
-        # Less room may mean that the group has reserved it. Ray Train counts again before each request.
+        # If the room has shrunk, the group may have reserved it. Ray Train counts it again before each request.
         if room > self._room:
             self._room = room
             self._report(wanted, send)
         if now > self._ends and self._room == wanted.workers:
             remedy = "check the memory of their nodes, then run the same command again: it resumes"
-            raise TrainingError(f"workers died as they started, for {self._minutes:g} minutes", remedy=remedy)
+            raise TrainingError(f"for {self._minutes:g} minutes, workers died at every start", remedy=remedy)
         if now > self._ends:
             raise ClusterError(
-                f"had room for {self._room} of {_count(wanted)} for {self._minutes:g} minutes",
+                f"had room for only {self._room} of {_count(wanted)} for {self._minutes:g} minutes",
                 "the Ray cluster",
                 f"add nodes, lower {setting('num_workers')}, or wait longer by {setting('wait_minutes')}; "
                 "`ray status` shows what uses its resources",
@@ -145,14 +144,14 @@ def _count(wanted: GroupWanted) -> str:
     return f"{wanted.workers} worker{'s' if wanted.workers > 1 else ''}"
 
 
-# Ray Train may request resources on a node that has just died. It repeats the request after this time.
+# Seconds after which Ray Train repeats a request for resources. The first may be for a node that has just died.
 PLACEMENT_SECONDS = 10
 RESIZE_SECONDS = 60.0  # interval of checks whether new nodes allow a larger group
 _RAY_TRAIN = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(PLACEMENT_SECONDS),
-    # Interval of health checks. The default of 2 s would be lost whenever a worker dies, and at the end.
+    # Interval of health checks. With the default of 2 s, this time is lost whenever a worker dies, and at the end.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-    # The watcher would start one more process per group and delay a restart. A preempted node counts as dead.
+    # Do not start the watcher: it is one more process per group and delays a restart. A preempted node is a dead node.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 
@@ -165,7 +164,7 @@ def train_on_cluster(job: TrainingJob, on_event: Callable[[Event], None]) -> Non
     """Train on `config.training.num_workers` processes. With a range, the group shrinks and grows with the cluster.
 
     Raises:
-        UserError: a worker raised it, or workers died again and again.
+        UserError: a worker has raised a user error, or workers died at every restart.
     """
     for name, value in (_RAY_TRAIN | FIRST).items():
         os.environ.setdefault(name, value)
@@ -243,9 +242,9 @@ def _start_error(failure: ControllerError) -> Exception:
     if UNREACHABLE.search(text):
         addresses = sorted(set(re.findall(r"remote=\[([^\]]+)\]", text)))
         return ClusterError(
-            f"has workers that do not reach each other{f' (at {addresses[0]})' if addresses else ''}",
+            f"has workers that cannot reach each other{f' (at {addresses[0]})' if addresses else ''}",
             "the Ray cluster",
-            f"open all TCP ports between its hosts; where a host has several networks, name the interface in "
+            f"open all TCP ports between its hosts; if a host has several networks, name the interface in "
             f"{' and '.join(VARIABLES[:2])} before `ray start`",
         )
     return failure
@@ -256,7 +255,7 @@ def _restarts_error(end: RestartsExhausted) -> Exception:
     if not end.process_died:
         return RuntimeError(f"the workers failed at every restart after step {end.last_step}:\n{end.reason}")
     return TrainingError(
-        f"{first}, and so did each restart before a new step",
+        f"{first}; then every restart failed before a new step",
         f"after step {end.last_step}",
         f"check the GPUs (nvidia-smi) and the memory (a smaller {setting('grad_cache_chunk')} or "
         f"{setting('batch_size')} needs less), then run the same command again",
@@ -302,7 +301,7 @@ class FitThread(threading.Thread):
         while not self._ended.is_set() and time.monotonic() < until:
             hurry()
             self._ended.wait(POLL_SECONDS)
-        if not self._ended.is_set():  # a call to Ray after the end of its session would start a new one
+        if not self._ended.is_set():  # a call to Ray after the end of its session would start a new session
             forbid_auto_connect()
 
 
@@ -323,7 +322,7 @@ def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[],
         died_between = isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
         if events.has_failed.is_set() or not died_between:
             return failure
-        end_controller(events.queue)  # the controller would live as long as its exception
+        end_controller(events.queue)  # otherwise the controller exists as long as `failure`
         events.queue.record_failure("a worker died before it could start training", process_died=True)
         if not events.queue.may_start():
             return attempt.failure

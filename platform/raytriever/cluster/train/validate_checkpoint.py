@@ -1,7 +1,6 @@
 """Validation of a checkpoint: evaluate its encoder on the dev sets of the run. This module imports no Ray.
 
-The dev sets are opened and checked before training starts.
-"""
+The dev sets are opened and checked before training starts."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ DEV = "dev/"  # prefix of the metrics of checkpoints on dev data
 class DevSet:
     """Data set on which checkpoints are evaluated.
 
-    Any process can open its path or URI. If there are several, its name is part of the names of its metrics.
-    """
+    Any process can open its path or URI. If a run has several dev sets, the metrics of each contain its name."""
 
     name: str
     path: str
@@ -56,7 +54,7 @@ class DevSet:
 
 
 def dev_protocol(best_metric: str) -> Protocol:
-    """Return the evaluation protocol of validations: the default metrics, and the metric that decides."""
+    """Return the evaluation protocol of validations: default metrics, and the one that chooses the best checkpoint."""
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     if best_metric != DEV_LOSS:
         metrics = tuple(dict.fromkeys((*metrics, read_best_metric(best_metric))))
@@ -66,8 +64,7 @@ def dev_protocol(best_metric: str) -> Protocol:
 def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Callable[[str], None]) -> tuple[DevSet, ...]:
     """Open the dev data of a run, each data set once, and check that its metrics can be computed.
 
-    `own` is the data set of the run, opened with its dev split. `run` prepares shards of others.
-    """
+    `own` is the data set of the run, opened with its dev split. `run` prepares the shards of other data sets."""
     data, training = config.data, config.training
     sources = config.validation.sources(training.best_metric, data.dev_split)
     if not sources:
@@ -82,18 +79,18 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
             path = data.dataset if name == OWN else name
             dataset = open_dataset(path, [split], max_bad_rows=data.max_bad_rows, run=run, report=log)
         if is_own and split == data.test_split:
-            log(f"{dataset.name}: the best checkpoint is chosen on {split!r}, the test split: its metrics are too high")
+            log(f"{dataset.name}: the best checkpoint is chosen on the test split {split!r}: test metrics are too high")
         _check(dataset, split, protocol, training.best_metric)
         label = safe_name(dataset.name)
         if label in dev_sets:
             what = f"two data sets have the name {label!r}"
-            raise ConfigError(what, setting("eval_datasets"), "give each data set once")
+            raise ConfigError(what, setting("eval_datasets"), "give data sets with different names, each once")
         dev_sets[label] = DevSet(label, str(dataset.location), split, dataset.digest)
     return tuple(dev_sets.values())
 
 
 def digest_of(dev_sets: tuple[DevSet, ...], config: Config) -> str:
-    """Hash everything that determines the dev metrics, apart from the weights. Empty if there are no dev sets."""
+    """Return a hash of all that determines the dev metrics, except the weights; "" if there are no dev sets."""
     if not dev_sets:
         return ""
     contents = [[one.name, one.split, one.digest] for one in dev_sets]
@@ -136,7 +133,7 @@ class Validations:
         measured = {f"{DEV}{name}": value for name, value in metrics.items()}
         if len(rows) > 1:
             measured |= {f"{DEV}{one}/{name}": value for one, row in rows.items() for name, value in row.items()}
-        measured = {name: value for name, value in measured.items() if value == value}  # NaN: no AUC without negatives
+        measured = {name: value for name, value in measured.items() if value == value}  # no negatives: the AUC is NaN
         best = self._config.training.best_metric
         value = float("nan") if best == DEV_LOSS else metrics[read_best_metric(best)]
         record = Record(step, value, {**measured, "evaluation_seconds": time.monotonic() - began})

@@ -1,11 +1,10 @@
-"""Checked readers: every file that may come from somebody else is compared with its expected contents before use.
+"""Checked readers. Each file that somebody else may have written is compared with its expected contents before use.
 
-1. No contents can run code. Arrow and Parquet are opened without building extension types, arrays and tensors are plain
-   numbers, and YAML has plain values only.
-2. A file has the names, types, shapes and nesting that the caller expects, or one line reports the difference.
-3. Values that index memory, such as the offsets of texts, are validated before a value is read.
+1. No contents can run code. Extension types of Arrow and Parquet are never built. Arrays and tensors hold plain
+   numbers, and YAML holds plain values.
+2. If names, types, shapes or nesting differ from what the caller expects, an error of one line reports the difference.
+3. Values that index memory, such as the offsets of texts, are validated before anything is read through them.
 
-A reader raises a `Mismatch` that says what it found and expected. `checked` turns it into a `StorageError`, or into the
-kind of `UserError` that the caller names. `OSError` passes. The readers of JSON and YAML are in `json_and_yaml`, those
-of arrays, tensors and columns in `arrays`.
-"""
+A reader raises a `Mismatch` that says what it read and what it expected. `checked` converts it to a `StorageError`, or
+to the kind of `UserError` that the caller names. `OSError` passes. The readers of JSON and YAML are in `json_and_yaml`;
+the readers of arrays, tensors and columns are in `arrays`."""

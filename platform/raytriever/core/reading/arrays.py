@@ -1,8 +1,7 @@
-"""Checked readers of numpy's arrays, Arrow's and Parquet's columns and safetensors: exact types and shapes, no pickles.
+"""Checked readers of numpy arrays, Arrow and Parquet columns, and safetensors: exact types and shapes, no pickles.
 
-An array or a column that is mapped stays on the disk: checking its type and shape reads its header alone.
-`read_columns` and `positions_of` read Parquet files whose rows name queries and documents by id.
-"""
+A memory-mapped array or column stays on the disk. To check its type and shape, only its header is read.
+`read_columns` and `positions_of` read Parquet files whose rows name queries and documents by id."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
 Shape = tuple[int | None, ...]
-_MOST_UNPACKED = 1 << 32  # bytes of one array in an archive, which may be compressed a thousandfold
+_MOST_UNPACKED = 1 << 32  # limit of one array's bytes; compression in an archive may hide a thousandfold size
 
 _ARROW, _PARQUET = b"ARROW1", b"PAR1"
 _CONTINUED, _MOST_SCHEMA = b"\xff" * 4, 1 << 26  # the mark before each message of a stream
@@ -37,8 +36,8 @@ def read_array(
     or names another type, shape or number of bytes.
 
     Args:
-        dtypes: the types it may have, such as `int64`; `str` for texts of any length.
-        shape: the length of each dimension; None for any.
+        dtypes: the types that the array may have, such as `int64`; `str` for texts of any length.
+        shape: the length of each dimension; None for any length.
         mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
     """
     import numpy as np
@@ -55,7 +54,7 @@ def read_array(
 
 
 def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
-    """Read arrays of a `.npz` file that `numpy.savez` wrote, given their types and shapes; others are ignored. Raise
+    """Read the named arrays of a `.npz` file that `numpy.savez` wrote. Their types and shapes are checked. Raise
     `StorageError` if the file is missing, damaged or no archive; or an array is missing, or has another type or shape.
     """
     import zipfile
@@ -90,8 +89,8 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
 
     Args:
         columns: Arrow type of each column; the file must have exactly these columns, in this order.
-        full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
-            Without it the cost does not grow with the rows, and offsets within a column are trusted.
+        full: True to validate every offset and every text too. This reads the whole file; 1 GB takes about 1 s. False
+            to trust the offsets within a column; the time then does not depend on the number of rows.
     """
     import pyarrow as pa
 
@@ -115,16 +114,15 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
 
 
 def open_parquet(where: str, stream: Any) -> Any:
-    """Open Parquet, a `pyarrow.NativeFile` that can seek, as a `pyarrow.parquet.ParquetFile`.
+    """Open a Parquet file, given as a seekable `pyarrow.NativeFile`, as a `pyarrow.parquet.ParquetFile`.
 
-    Arrow's schema in the footer is hidden from pyarrow, which would build the extension types that it names. Raise
-    `DataError` if it is empty, broken or no Parquet, or a column has an extension type.
-    """
+    The Arrow schema in the footer is hidden from pyarrow: it would build the extension types that the schema names.
+    Raise `DataError` if it is empty, broken or no Parquet, or a column has an extension type."""
     import pyarrow as pa
     from pyarrow import parquet
 
     if not stream.size():
-        raise DataError("no row in it, the file is empty", where, "write it again")
+        raise DataError("has no rows: the file is empty", where, "write it again")
     try:
         metadata = parquet.read_metadata(pa.BufferReader(_parquet_footer(stream)))
         schema = base64.b64decode((metadata.metadata or {}).get(_SCHEMA_HIDDEN, b""))
@@ -147,7 +145,7 @@ def open_parquet(where: str, stream: Any) -> Any:
 
 def open_arrow_stream(where: str, stream: Any) -> Any:
     """Open an Arrow stream, as `datasets` writes to the disk, as a `pyarrow.RecordBatchStreamReader`. Raise `DataError`
-    if it is empty, broken or no Arrow stream, or a column has an extension type."""
+    if the stream is empty or broken, if it is not an Arrow stream, or if a column has an extension type."""
     import pyarrow as pa
 
     begin = stream.read(8)
@@ -157,7 +155,7 @@ def open_arrow_stream(where: str, stream: Any) -> Any:
         what = "has a column of an extension type, which may hold pickled objects, and is not read"
         raise DataError(what, where, "save it again with plain columns of strings, numbers and lists")
     if len(schema) != length or not schema:
-        raise DataError("is no Arrow stream of the library `datasets`", where, "copy it, or save it to the disk again")
+        raise DataError("is not an Arrow stream of the library `datasets`", where, "copy it again, or save it again")
     stream.seek(0)
     try:
         return pa.ipc.open_stream(stream)
@@ -166,18 +164,18 @@ def open_arrow_stream(where: str, stream: Any) -> Any:
 
 
 def broken_parquet(where: str, error: Exception, after: str = "") -> DataError:
-    """Return the error of Parquet or Arrow that pyarrow cannot read; `after` says how far it was read."""
+    """Return the error for a Parquet or Arrow file that pyarrow cannot read; `after` says how far it was read."""
     reason = " ".join(str(error).split())[:200]
     kind = "Arrow" if where.endswith(".arrow") else "Parquet"
-    return DataError(f"the {kind} is broken{after} ({reason})", where, "copy or write it again")
+    return DataError(f"the {kind} file is broken{after} ({reason})", where, "copy or write it again")
 
 
 @contextmanager
 def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError) -> Iterator[Any]:
-    """Open a safetensors file as `safetensors.safe_open` does, for torch.
+    """Open a safetensors file with `safetensors.safe_open` for torch.
 
     Raises:
-        UserError: of the kind `error`: the header is broken, or does not fit the size of the file.
+        UserError: of the class `error`: the header is broken, or does not fit the size of the file.
         FileNotFoundError: there is no such file.
     """
     from safetensors import SafetensorError, safe_open
@@ -199,7 +197,7 @@ def _opened(file: Path) -> BinaryIO:
 
 
 def _npy_header(stream: BinaryIO, dtypes: Collection[str], shape: Shape) -> tuple[Any, tuple[int, ...]]:
-    """Return the type and the shape that a header names, if they are as expected. The stream is then behind it."""
+    """Return the type and the shape that a header names, if they are as expected. The stream is then at the data."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -227,13 +225,13 @@ def _check_size(size: int, dtype: Any, lengths: tuple[int, ...]) -> None:
 
 
 def _check_schema(whole: Any, columns: Mapping[str, str]) -> None:
-    """Compare the schema in the footer of an Arrow file, read without its batches and with extension names hidden."""
+    """Check the schema in the footer of an Arrow file. No batch is read, and names of extension types are hidden."""
     import pyarrow as pa
 
     tail = bytes(whole[max(0, whole.size - 10) :])
     length = int.from_bytes(tail[:4], "little", signed=True)
     if tail[4:] != _ARROW or not 0 < length <= whole.size - 18:
-        raise Mismatch(f"{CHANGED}: it has no footer of an Arrow file")
+        raise Mismatch(f"{CHANGED}: it does not end with the footer of an Arrow file")
     footer = bytes(whole[whole.size - 10 - length : whole.size - 10]).replace(_EXTENSION, _EXTENSION_HIDDEN)
     with pa.ipc.open_file(pa.BufferReader(_ARROW + bytes(2) + footer + tail)) as reader:
         fields = list(reader.schema)
@@ -248,7 +246,7 @@ def _check_schema(whole: Any, columns: Mapping[str, str]) -> None:
 
 
 def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
-    """Return the name and the type of the first column of an extension type, in a schema that hides their names."""
+    """Return the name and the type of the first column of an extension type; the schema hides the types' names."""
     waiting = list(fields)
     while waiting:
         field = waiting.pop(0)
@@ -259,20 +257,20 @@ def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
 
 
 def _parquet_footer(stream: Any) -> bytes:
-    """Return a Parquet file of the footer alone, with Arrow's schema under a key that pyarrow passes over."""
+    """Return a Parquet file of the footer alone, with the Arrow schema under a key that pyarrow does not read."""
     size = stream.size()
     stream.seek(max(0, size - 8))
     tail = stream.read(8)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != _PARQUET or length > size - 12:
-        raise ValueError("no footer at its end")
+        raise ValueError("the file does not end with a footer")
     stream.seek(size - 8 - length)
     return _PARQUET + cast(bytes, stream.read(length)).replace(_SCHEMA, _SCHEMA_HIDDEN) + cast(bytes, tail)
 
 
 @contextmanager
 def _arrow_errors() -> Iterator[None]:
-    """Turn pyarrow's errors about a broken file, which may be an `OSError`, into a `Mismatch`."""
+    """Convert pyarrow's errors about a broken file, which include `OSError` without `errno`, to a `Mismatch`."""
     import pyarrow as pa
 
     try:
@@ -289,11 +287,10 @@ TEXT, INTEGER, NUMBER = "text", "integer", "number"
 
 
 def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: Collection[str] = ()) -> Any:
-    """Return the columns of a Parquet file as an Arrow table, each of the kind `TEXT`, `INTEGER` or `NUMBER`.
+    """Return the columns of a Parquet file as an Arrow table. Each column is `TEXT`, `INTEGER` or `NUMBER`.
 
     Only the columns in `may_lack` may hold nulls. Raise `DataError` if the file is not Parquet; or a column is missing,
-    has nulls, or is of another or an extension type. Raise `OSError` if the file cannot be opened.
-    """
+    has nulls, or is of another or an extension type. Raise `OSError` if the file cannot be opened."""
     import pyarrow as pa
 
     check_regular(file)
@@ -317,7 +314,7 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
 
 
 def positions_of(column: Any, ids: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
-    """Return the position of each value among the known ones; raises `DataError` with `remedy` for an unknown one."""
+    """Return the position of each value of a column in `ids`; raises `DataError` with `remedy` for an unknown value."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

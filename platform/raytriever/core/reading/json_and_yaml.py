@@ -1,4 +1,4 @@
-"""Checked readers of JSON and YAML: the types that the caller expects, and no deeper than 100 lists and objects."""
+"""Checked readers of JSON and YAML. They check the types, and refuse more than 100 levels of lists and objects."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WORDS |= {list: "a list", dict: "an object", type(None): "null"}
 
 
 class Mismatch(ValueError):
-    """Contents differ from what is expected; the text names the place in the file, the value and the expectation."""
+    """Contents differ from what is expected. The text names the place in the file, the value and what is expected."""
 
 
 @contextmanager
 def checked(where: Path | str, remedy: str, error: type[UserError] = StorageError, wrong: str = "") -> Iterator[None]:
-    """Raise a `Mismatch` in the block as a user error about a file or a line, and errors of the disk as `disk_errors`
-    does; `wrong` begins the sentence."""
+    """Raise a `Mismatch` of the block as an `error` about `where`, a file or a line; `wrong` begins its text. Errors of
+    the disk are raised as `disk_errors` does."""
     with disk_errors(where):
         try:
             yield
@@ -76,16 +76,16 @@ def parse_json(
     error: type[UserError] = StorageError,
     format: int | None = None,
 ) -> T:
-    """Parse the content of a file or a line; see `conform`. `format` is the number that the key `format` must have.
+    """Parse the JSON text of a file or a line; see `conform`. `format` is the value that the key `format` must have.
 
     Raises:
-        UserError: of the kind `error`: not JSON, nested more than 100 deep, of another format, or not of the type.
+        UserError: of the class `error`: it is not JSON, is nested too deeply, or has another format or type.
     """
     with checked(where, remedy, error):
         value = _parsed(text)
         there = value.get("format") if isinstance(value, dict) else format
         if format is not None and (type(there) is not int or there != format):
-            what = "has no number of its format" if there is None else f"is of format {_shown(there)}"
+            what = "has no format number" if there is None else f"is of format {_shown(there)}"
             raise Mismatch(f"{what}; this version reads format {format}")
     return conform(value, where, kind, remedy, error)
 
@@ -104,17 +104,17 @@ def _parsed(text: bytes | str) -> Any:
 
 
 def conform(value: object, where: str, kind: type[T], remedy: str, error: type[UserError] = StorageError) -> T:
-    """Return a value that JSON or YAML held as the type `kind`.
+    """Check that a value of JSON or YAML has the type `kind`, and return it.
 
     A type is `str`, `int` (64 bits), `float`, `bool`, `Any`, a `Literal`, a union, `list[...]`,
-    `tuple[..., ...]`, `dict[str, ...]`, a `TypedDict` (further keys are kept) or a dataclass (which is made; further
-    keys are refused).
+    `tuple[..., ...]`, `dict[str, ...]`, a `TypedDict` (keeps unknown keys) or a dataclass (refuses them;
+    an instance is returned).
 
     Args:
         remedy: what the user can do if the value has another type.
 
     Raises:
-        UserError: of the kind `error`, naming the first key whose value is of another type.
+        UserError: of the class `error`. It names the first key whose value has another type.
     """
     with checked(where, remedy, error, CHANGED):
         return _conformed(value, kind, ())  # type: ignore[return-value]
@@ -123,11 +123,11 @@ def conform(value: object, where: str, kind: type[T], remedy: str, error: type[U
 def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) -> Any:
     """Read a YAML file of plain values.
 
-    YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text.
+    YAML 1.1 reads `1:4` as the number 64, in base 60. This function reads it as a text.
 
     Raises:
-        UserError: of the kind `error`: the file is not YAML, larger than 1 MB, nested more than 100 deep, has more than
-            100,000 values with its aliases written out, or has a key twice.
+        UserError: of the class `error`: the file is not YAML, is larger than 1 MB, is nested more than 100 deep, has a
+            key twice, or has more than 100,000 values after its aliases are expanded.
     """
     import yaml
 
@@ -153,7 +153,7 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
 
 
 def _depth(text: bytes) -> int:
-    """Return the deepest nesting of brackets, or a lower bound if it cannot exceed `_MOST_DEPTH`."""
+    """Return the depth of the nested brackets, or 0 if there are too few brackets to exceed `_MOST_DEPTH`."""
     if text.count(b"[") + text.count(b"{") <= _MOST_DEPTH:
         return 0
     depth = deepest = 0
@@ -184,7 +184,7 @@ def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
 
 
 def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
-    """Return a value of a JSON type. An integer counts as a number; `true` and `false` do not."""
+    """Return a value if it has a JSON type. Integers are valid as `float`; `true` and `false` are not numbers."""
     kind = type(None) if kind is None else kind
     fits = type(value) is kind or (kind is float and type(value) is int)
     if kind is dict and fits and (other := [key for key in value if type(key) is not str]):
@@ -197,7 +197,7 @@ def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
 
 
 def _first_of(value: object, kinds: Sequence[Any], path: tuple[str, ...]) -> object:
-    """Return the value as the first type of a union that it fits; else raise the mismatch of the type of its kind."""
+    """Return the value as the first type of a union that it fits. Otherwise raise the `Mismatch` that says most."""
     reasons = []
     for kind in kinds:
         try:
@@ -260,13 +260,13 @@ def _plain_loader() -> Any:
 
 
 def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of values and the depth of a YAML node, with its aliases written out.
+    """Return the number of values and the depth of a YAML node after its aliases are expanded.
 
-    No value exists yet, because eight lines of aliases may expand to billions of values. Raise `Mismatch` if it is too
-    deep, has too many values, holds itself, or has a key twice.
+    They are computed before any value is built, because eight lines of aliases may expand to billions of values. Raise
+    `Mismatch` if it is too deep, has too many values, holds itself, or has a key twice.
 
     Args:
-        known: results for lists and mappings by the id of their node; (0, 0) while one is being measured.
+        known: results of lists and mappings, by the id of their node; (0, 0) while a node is being measured.
     """
     if isinstance(node.value, str):
         return 1, 0
@@ -286,7 +286,7 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     sizes = [_measure(child, known) for child in (chain.from_iterable(pairs) if pairs else node.value)]
     values, depth = 1 + sum(size[0] for size in sizes), 1 + max((size[1] for size in sizes), default=0)
     if values > _MOST_YAML_VALUES:
-        raise Mismatch(f"line {line}: there are more than {_MOST_YAML_VALUES:,} values, with aliases written out")
+        raise Mismatch(f"line {line}: there are more than {_MOST_YAML_VALUES:,} values after aliases are expanded")
     if depth > _MOST_DEPTH:
         raise RecursionError
     known[id(node)] = values, depth

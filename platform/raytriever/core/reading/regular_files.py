@@ -1,4 +1,4 @@
-"""Opening of regular files only: reading a pipe, a socket or a device could take forever."""
+"""Functions that open regular files only, because reading a pipe, a socket or a device could take forever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raytriever.core.errors import StorageError
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """Open a regular file for reading, without waiting for a writer of a pipe. Raise `OSError` if the path cannot be
+    """Open a regular file for reading. Never wait, as for the writer of a pipe. Raise `OSError` if the path cannot be
     opened, or is a folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -30,7 +30,7 @@ def open_regular(path: Path | str) -> BufferedReader:
 
 
 def check_regular(path: Path | str) -> None:
-    """Raise what `open_regular` raises, for a file that a library opens by its path."""
+    """Raise the errors of `open_regular` for a file that a library will open by its path."""
     open_regular(path).close()
 
 

@@ -1,11 +1,11 @@
-"""Bounds of the cache, the entries in use, and the places of results outside it.
+"""Size limits of the cache, marks of entries in use, and paths of results outside the cache.
 
 Each collection of the cache has a largest size. When an entry is added, the least recently used other entries are
-removed until the rest is within it. An entry that a process has open is never removed: `hold` takes a shared lock of
-its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day.
+removed until the collection is small enough. An entry that a process has open is never removed: `hold` takes a shared
+lock of its folder, which ends with the process. Where folders cannot be locked, an entry is in use for a day.
 
-`locations/` has the paths of embeddings that a command wrote elsewhere. Later commands reuse them while nothing that
-they depend on has changed."""
+`locations/` has the paths of embeddings that a command wrote outside the cache. Later commands reuse the embeddings
+while the inputs are unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raytriever.core.store.disk import files_below
 from raytriever.core.store.lock import InUseError, owner_of
 from raytriever.core.terminal import warn
 
-# Largest size of each collection in bytes. `pydocs` is the entry of every folder whose name begins with it.
+# Largest size of each collection in bytes. `pydocs` is the limit of all folders whose name begins with `pydocs`.
 BOUNDS = {"bm25": 20 * 10**9, "datasets": 50 * 10**9, "embeddings": 4 * 2**30, "merged": 20 * 10**9}
 BOUNDS |= {"negatives": 10 * 10**9, "pydocs": 10**9, "sources": 10 * 10**9, "vectors": 20 * 10**9}
 _DAY = 24 * 3600.0
@@ -36,8 +36,8 @@ _LOCATIONS = "locations"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: `RAYTRIEVER_CACHE` (of a URI, its local copy), or `~/.cache/raytriever`. If this
-    user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so."""
+    """Return the folder of the cache: `RAYTRIEVER_CACHE` (if it is a URI, its local copy), or `~/.cache/raytriever`. If
+    this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so."""
     private = os.path.expanduser("~/.cache/raytriever")
     named = os.environ.get("RAYTRIEVER_CACHE")
     return Path(_usable_cache(os.path.expanduser(object_stores.copy_of(named)), private) if named else private)
@@ -63,16 +63,16 @@ def hold(path: Path, holder: object) -> None:
     """Mark an entry of the cache as used now, and as in use while `holder` exists; other paths are ignored."""
     if not os.path.realpath(path).startswith(os.path.realpath(cache_folder()) + os.sep):
         return
-    with suppress(OSError):  # the cache may be writable for other users only
+    with suppress(OSError):  # this user may not be allowed to write to the cache
         os.utime(path)
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(holder, os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits at most for `is_held`, which takes an instant
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only while another process calls `is_held`, which is short
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a process has the entry open."""
+    """Return True if a process has the entry open (`hold`)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -89,7 +89,7 @@ def is_held(path: Path) -> bool:
 
 
 def remove_entry(path: Path) -> bool:
-    """Remove an entry, unless a process writes it or has it open; return whether it was removed."""
+    """Remove an entry, unless a process is writing it or has it open. Return whether the entry was removed."""
     if owner_of(path) is not None:
         return False
     try:
@@ -106,8 +106,8 @@ def remove_entry(path: Path) -> bool:
 
 
 def keep_within_bound(entry: Path) -> None:
-    """Remove the least recently used entries next to a new one, until the collection is within its bound. The entry is
-    a directory of a collection, or one in a directory of it."""
+    """Remove the least recently used entries of the new entry's collection until its size is within the limit. The
+    entry is a directory of a collection, or one in a directory of it."""
     entry = entry.parent if entry.parent.parent.name in BOUNDS else entry
     collection = entry.parent.name if entry.parent.name in BOUNDS else entry.name.partition("-")[0]
     siblings = entry.parent.iterdir() if entry.parent.name in BOUNDS else entry.parent.glob(f"{collection}*")
@@ -132,7 +132,7 @@ def _size(path: Path) -> int:
 
 
 def record_location(path: Path) -> None:
-    """Record in the cache that a command wrote this directory outside it."""
+    """Record in the cache the path of a directory that a command wrote outside the cache."""
     where = os.path.realpath(path)
     name = hashlib.sha256(where.encode()).hexdigest()[:24]
     with suppress(StorageError):  # without the record, later commands compute the embeddings again
@@ -140,7 +140,7 @@ def record_location(path: Path) -> None:
 
 
 def recorded_locations() -> list[Path]:
-    """Return the recorded directories. Those that are gone are forgotten."""
+    """Return the recorded directories. Records of directories that no longer exist are removed."""
     paths = []
     for file in (cache_folder() / _LOCATIONS).glob("*.json"):
         with suppress(OSError, StorageError, KeyError):

@@ -1,8 +1,7 @@
-"""Checks that the disk and the memory have room for what a command needs, before the command writes anything.
+"""Checks that the disk and the memory have enough space for a command, before the command writes anything.
 
-The command passes the number of bytes that it will write. Another process may use the space meanwhile, so writing can
-still fail (`errors.disk_errors`).
-"""
+The command passes the number of bytes that it will write. Another process may use the space later, so the writing can
+still fail (`errors.disk_errors`)."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def check_disk(path: Path | str, needed: int, content: str) -> None:
-    """Check that the disk of a path has room. Raise `StorageError` if fewer bytes are free.
+    """Check that the disk of a path has enough free space. Raise `StorageError` if fewer bytes are free.
 
     Args:
-        path: where the content is written; it need not exist.
+        path: path of the content, which need not exist.
         needed: bytes of the content.
         content: what is written, in the plural, for the error message.
     """
@@ -37,7 +36,7 @@ def check_disk(path: Path | str, needed: int, content: str) -> None:
 
 
 def check_memory(needed: int, content: str, remedy: str) -> None:
-    """Check that the memory of this machine has room. Raise `StorageError` if fewer bytes are free.
+    """Check that the memory of this machine has enough free space. Raise `StorageError` if fewer bytes are free.
 
     Args:
         needed: bytes of the content.

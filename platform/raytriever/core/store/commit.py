@@ -6,8 +6,7 @@
 3. One rename puts the directory in its place; fsync of the parent makes that durable. A directory that is replaced is
    renamed first. If the process dies between the two renames, the next command puts the new one in its place.
 
-What has no valid manifest does not exist.
-"""
+What has no valid manifest does not exist."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from raytriever.core.store.disk import files_below, fsync, make_folder, walk
 from raytriever.core.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = object_stores.MANIFEST
-FORMAT = 1  # version of all committed directories, runs and sweeps; any other is refused
+FORMAT = 1  # version of all committed directories, runs and sweeps; other versions are refused
 _STALE_SECONDS = 60  # age at which a temporary directory without an owner is removed
 
 
@@ -54,12 +53,12 @@ def committed_directory(
     durable: bool = True,
     entries: Mapping[str, FileEntry] | None = None,
 ) -> Iterator[Path]:
-    """Yield a directory to write into that appears at `path` whole, or not at all. Raise `StorageError` if `path`
+    """Yield a directory to write into. It appears at `path` as a whole, or not at all. Raise `StorageError` if `path`
     exists and `replace` is false, or the disk is full or forbidden.
 
     Args:
         path: final path of the directory; its parents are made.
-        meta: metadata for the manifest; read when the block ends, so that the block may still fill it.
+        meta: metadata for the manifest. It is read when the block ends, so the block may still add to it.
         replace: replace an existing directory, which is moved back on failure.
         begun: one of the `leftovers` of `path`, to be continued; by default an empty directory is yielded.
         durable: whether the directory survives a crash of the machine. If not, a crash may leave wrong contents.
@@ -104,12 +103,11 @@ def one_writer(
 
 
 def write_atomically(path: Path | str, content: str | bytes | Iterable[str], durable: bool = True) -> None:
-    """Write one file whole or not at all. It replaces an existing file, but never a pipe, a socket or a device.
+    """Write one file as a whole or not at all. It may replace a file, but never a pipe, a socket or a device.
 
-    Content that memory should not hold as a whole may be an iterable of texts.
-    Without `durable` the call does not wait for the disk. The file may then be lost or empty if the machine crashes.
-    A file of a directory that is not committed yet is made durable, and uploaded, by its commit.
-    """
+    Large content may be an iterable of texts. Then memory never holds all of it.
+    Without `durable`, the call does not wait for the disk. Then a crash of the machine may lose or empty the file.
+    If the file's directory is not committed yet, its commit makes the file durable and uploads it."""
     path = Path(os.path.abspath(path))
     is_committed_later = ASIDE in str(path.parent)
     _write(path, content, durable and not is_committed_later)
@@ -141,9 +139,8 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
 def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bool = False) -> Path:
     """Write a file of a directory that is committed later, and return its path.
 
-    `save` writes it in the folder `work`, where no commit finds it; then it is renamed. Unless its directory is hidden,
-    it is uploaded before the rename, so that the lease does not upload it a second time.
-    """
+    `save` writes the file in the folder `work`, which is not committed. The file is then renamed to `file`. Unless its
+    directory is hidden, it is uploaded before the rename, so that the lease does not upload it a second time."""
     aside = work / f".{file.stem}{ASIDE}{secrets.token_hex(6)}{file.suffix}"
     save(aside)
     if durable:
@@ -156,18 +153,18 @@ def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bo
 
 
 def complete(path: Path) -> None:
-    """Download all files of an input from an object store, except the checkpoints of runs. Other paths are ignored."""
+    """Download all files of an input in an object store, except the checkpoints of runs. Ignore a local path."""
     if object_stores.address_of(path) is None:
         return
     remote_folders.pull(path)
     for manifest in path.rglob(MANIFEST):
         if "checkpoints" not in manifest.relative_to(path).parts:
-            is_committed(manifest.parent)  # this call also fetches its large files
+            is_committed(manifest.parent)  # this call also downloads the large files
 
 
 def remove(path: Path, *, whole: bool = False) -> None:
-    """Remove a file or folder that a command has written, if it is there. With `whole`, a file of the folder
-    that cannot be removed is an error; otherwise it is left."""
+    """Remove a file or folder that a command has written, if it exists. With `whole`, raise an error if a file of
+    the folder cannot be removed. Otherwise leave such files."""
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=not whole)
@@ -184,7 +181,7 @@ class FileEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """Number of the format of a committed directory, its files by name, and metadata of its writer."""
+    """Manifest of a committed directory: the number of its format, its files by name, and its writer's metadata."""
 
     format: int
     files: dict[str, FileEntry]
@@ -192,7 +189,7 @@ class Manifest(TypedDict):
 
 
 def is_committed(path: Path) -> bool:
-    """Return whether a directory was committed and has all files of its manifest, by their names and sizes."""
+    """Return whether a directory was committed and has every file of its manifest, with the right size."""
     try:
         check_names(path)
     except StorageError:
@@ -201,7 +198,7 @@ def is_committed(path: Path) -> bool:
 
 
 def check_names(path: Path) -> None:
-    """Raise `StorageError` unless a directory was committed and has all files of its manifest, by names and sizes."""
+    """Raise `StorageError` unless a directory was committed and has every file of its manifest, in the right size."""
     read_manifest(path, verify=False)
 
 
@@ -229,7 +226,7 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
 
 
 def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
-    """Raise `StorageError` unless a directory has the files of its manifest, by names and sizes."""
+    """Raise `StorageError` unless a directory has every file of its manifest, with the right size."""
     remedy = "make the directory again"
     for name in files:
         if os.path.isabs(name) or ".." in name.split("/"):
@@ -254,7 +251,7 @@ def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise `StorageError` if something is there, before long work that would write it."""
+    """Raise `StorageError` if the path exists. Call it before the long work whose result would be written there."""
     if path.exists():
         raise StorageError("is there already", where=str(path), remedy="give another path or remove it")
 
@@ -288,14 +285,14 @@ def entry_of(file: Path) -> FileEntry:
 
 def push_part(folder: Path, path: Path, part: str) -> None:
     """Upload the files of a folder into a directory of an object store that another process will commit. That process
-    gets them by the name of the part from `take_part`."""
+    calls `take_part` with the same name of the part."""
     files = files_below(folder)
     remote_folders.push_part(path, {file.name: file for file in files})
     object_stores.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())
 
 
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
-    """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None before."""
+    """Return the manifest entries of the files that another process uploaded with `push_part`; None if not yet done."""
     content = object_stores.read_object(path / f".{part}")
     remedy = "give the same command again"
     return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], remedy)
@@ -330,7 +327,7 @@ def _restore(path: Path) -> None:
 
 
 def _sweep(path: Path, begun: Path | None) -> None:
-    """Remove the old temporary directories that killed writers of `path` left, except `begun`."""
+    """Remove temporary directories that killed writers of `path` left some time ago, except `begun`."""
     for leftover in leftovers(path):
         with suppress(OSError):
             if leftover != begun and time.time() - leftover.stat().st_mtime >= _STALE_SECONDS:
@@ -339,7 +336,7 @@ def _sweep(path: Path, begun: Path | None) -> None:
 
 
 def leftovers(path: Path | str) -> list[Path]:
-    """Return the temporary directories that killed writers of a directory have left: those without an owner."""
+    """Return the temporary directories that killed writers of a directory have left. No process holds their lock."""
     path = Path(os.path.abspath(path))
     there = path.parent.glob(f".{glob.escape(path.name)}{ASIDE}*")
     return [leftover for leftover in there if leftover.is_dir() and owner_of(leftover) is None]

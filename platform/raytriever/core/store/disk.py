@@ -24,7 +24,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the files in a folder and in those below it, in order; links to folders are not followed."""
+    """Return all files in a folder and its subfolders, in order. Links to folders are not followed."""
     paths = sorted(Path(here, name) for here, _, names in walk(folder) for name in names)
     return [path for path in paths if path.is_file()]
 
@@ -35,7 +35,7 @@ def has_content(folder: Path) -> bool:
 
 
 def check_writable(path: Path | str) -> None:
-    """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
+    """Raise `StorageError` unless a file can be written below `path`, which need not exist. Leave no file there."""
     object_stores.check_writable(path)
     folder = Path(os.path.abspath(path))
     try:
@@ -57,7 +57,7 @@ def check_writable(path: Path | str) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Return True if a path exists, like `Path.exists`, but raise an error for links in a circle."""
+    """Return True if a path exists. Unlike `Path.exists`, raise an error for symbolic links that form a loop."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -66,8 +66,8 @@ def _exists(path: Path) -> bool:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a folder with its parents durably, and return those that were missing, the deepest first. If a group may
-    write to the folder above them, it may also write to them."""
+    """Make a folder and its parents durably. Return the folders that were missing, the deepest first. If a group may
+    write to the existing folder above them, it may also write to the new ones."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     above = missing[-1].parent if missing else folder
     if not (_exists(above) and above.is_dir()):
@@ -77,13 +77,13 @@ def make_folder(folder: Path) -> list[Path]:
         fsync(one.parent)
         mode = one.parent.stat().st_mode
         if mode & stat.S_ISGID and mode & stat.S_IWGRP:
-            with suppress(PermissionError):  # another user has made it meanwhile
+            with suppress(PermissionError):  # another user has just made it
                 one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
     return missing
 
 
 def fsync(path: Path) -> None:
-    """Make the contents of a file, or the names in a folder, survive a crash of the machine."""
+    """Write the contents of a file, or the names in a folder, to the disk, so that they survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -2,12 +2,11 @@
 
     BUCKET/runs/.mine.lock/TOKEN    an object of each process that has the lease or asks for it
 
-1. A process writes its object, then lists. It has the lease if it sees no other object. Stores list what was written
-   before. So of two that ask at the same time, at least one sees the other. It takes its object back and asks later.
+1. A process writes its object, and then lists all objects. It has the lease if there is no other. A store lists every
+   object written before. So if two processes ask at once, at least one sees the other; it deletes its object and waits.
 2. The holder writes its object again every `RENEW_SECONDS`. An object that is `STALE_SECONDS` old belongs to
-   a process that has ended, and is removed. Ages are differences of the store's own times, never of hosts' clocks.
-3. A holder whose object was removed, because it was stopped for too long, commits nothing more (`lock.check_owner`).
-"""
+   a process that has ended, and is removed. Ages are computed from times of the store, never from clocks of hosts.
+3. A holder that was suspended for too long finds its object removed. It commits nothing more (`lock.check_owner`)."""
 
 from __future__ import annotations
 
@@ -20,19 +19,19 @@ from raytriever.core.errors import StorageError
 from raytriever.core.store import object_stores, remote_folders
 from raytriever.core.terminal import warn
 
-RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0  # time between renewals; age at which a lease counts as abandoned
+RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0  # time between renewals; age at which a lease is treated as abandoned
 
 
 class Lease:
     """Lease that this process holds until `release`; made by `ask`.
 
     Args:
-        file: the path of the lock, whose objects are the leases.
+        file: path of the lock; the objects below it are the leases.
     """
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:
         self._object, self._record = file / token, record
-        remote_folders.pull(path, owned=False)  # this process itself holds the lock of this machine
+        remote_folders.pull(path, owned=False)  # not owned: the store is newer, although this process holds the lock
         self._changes = remote_folders.Changes(path)
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lease", daemon=True).start()
@@ -42,7 +41,7 @@ class Lease:
         self._changes.push()
 
     def release(self) -> None:
-        """Upload what has changed and give the lease back; raises `StorageError`."""
+        """Upload changed files and delete the object of the lease; raises `StorageError`."""
         self._released.set()
         try:
             if is_held(self._object):
@@ -54,7 +53,7 @@ class Lease:
         while not self._released.wait(RENEW_SECONDS):
             try:
                 if not is_held(self._object):
-                    return  # the lease was lost while this process was stopped; `lock.check_owner` reports it
+                    return  # the lease was lost while this process was suspended; `check_owner` reports it
                 object_stores.write_object(self._object, self._record)
                 self._changes.push()
             except StorageError as error:
@@ -62,8 +61,8 @@ class Lease:
 
 
 def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool]) -> bytes | None:
-    """Ask once for the lease of a lock; return None if this process has it now, else the record of another process.
-    `has_ended` says whether the process of a record is known to have ended."""
+    """Ask once for the lease of a lock. Return None if this process now has it, or the record of the other process.
+    `has_ended` returns True for the record of a process that is known to have ended."""
     object_stores.write_object(file / token, record)
     other = _other(file, token, has_ended)
     if other is not None:

@@ -1,16 +1,15 @@
-"""One writer per path: an exclusive lock that ends with its process and names its owner to every other command.
+"""One writer per path: an exclusive lock that ends with its process. Other commands can read who owns it.
 
-The lock of `runs/mine` is the file `runs/.mine.lock`, because `--fresh` and commits remove or rename the directory. A
-mount point, or a directory whose parent may not be written, has `.lock` inside. The owner removes the file at the end.
+The lock of `runs/mine` is the file `runs/.mine.lock`, outside the directory, which `--fresh` and commits remove or
+rename. For a mount point, or if the parent may not be written, it is `.lock` inside. The owner removes it at the end.
 
-1. `flock` decides. The kernel releases it with the process; on NFS, Linux turns it into a lock of the server, which
-   requires a file that is open for writing.
-2. Where the file system has no locks, the process that creates the file has the lock until the file is removed. If it
-   was killed, the next command names the file, which the user removes.
-3. For the copy of a folder of an object store, the process needs the lease of the store as well (`lease`).
-4. The file holds a token. `check_owner` compares it before every commit, so a process that lost its lock, or a Ray
-   worker whose driver was killed, writes nothing over its successor's work.
-"""
+1. The process whose `flock` succeeds has the lock. The kernel releases it when the process ends. On NFS, Linux turns it
+   into a lock of the server; this requires that the file is open for writing.
+2. Where the file system has no locks, the process that creates the file has the lock until the file is removed. If
+   that process was killed, the error of the next command names the file, and the user removes it.
+3. For the copy of a folder of an object store, the process also needs the lease of the store (`lease`).
+4. The file holds a token. `check_owner` compares it before every commit. So a process that lost its lock, or a Ray
+   worker whose driver was killed, does not overwrite its successor's work."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ from raytriever.core.store.lock_owner import (
 
 LOCK = ".lock"
 REPORT_SECONDS, POLL_SECONDS = 10.0, 0.1
-LEASE_GRACE_SECONDS = 5.0  # time in which one of two processes that ask for a lease at once gets it
-GRACE_SECONDS = 0.5  # `owner_of` of another process holds the lock for an instant, which is no reason to refuse
+LEASE_GRACE_SECONDS = 5.0  # if two processes ask for a lease at once, one gets it within this time
+GRACE_SECONDS = 0.5  # `owner_of` in another process holds the lock for an instant; do not refuse because of it
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -64,7 +63,7 @@ class LockClaim:
     has_lease: bool = False
 
     def covers(self, real: str) -> bool:
-        """Return whether a real path is the directory, or in it."""
+        """Return whether a path without symbolic links is the directory, or inside it."""
         return real == self.directory or real.startswith(self.directory.rstrip(os.sep) + os.sep)
 
 
@@ -97,7 +96,7 @@ class Lock:
             self._lease.push_changes()
 
     def ask_for_lease(self) -> Owner | None:
-        """Get the lease of a path in an object store, or return the process that has it and release this lock."""
+        """Get the lease of a path in an object store. If another process has it, release this lock and return it."""
         path = Path(self.claim.directory)
         if not _needs_lease(path):
             return None
@@ -123,14 +122,14 @@ class Lock:
         _remove_empty(self._parents)
 
     def close(self) -> None:
-        """Close the file. In the owner this releases the lock; in a forked child the owner keeps it."""
+        """Close the file. In the owner this releases the lock. In a forked child the owner still has the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def lock_file_of(path: Path | str) -> Path:
-    """Return the lock file of a path, the same for every spelling of it and for links to it."""
+    """Return the lock file of a path. All spellings of a path, and links to it, have the same lock file."""
     real = Path(os.path.realpath(path))
     if real.is_dir() and (os.path.ismount(real) or not os.access(real.parent, os.W_OK)):
         return real / LOCK
@@ -138,7 +137,7 @@ def lock_file_of(path: Path | str) -> Path:
 
 
 def owner_of(path: Path | str) -> Owner | None:
-    """Return the process that is writing a path now, or None. Takes no lock and changes nothing."""
+    """Return the process that is writing a path now, or None. Change nothing."""
     file = lock_file_of(path)
     try:
         descriptor = os.open(file, os.O_RDONLY)
@@ -159,21 +158,21 @@ def owner_of(path: Path | str) -> Owner | None:
 def acquire(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Lock:
-    """Take the lock of a path, which need not exist; its parents are made. Raise `InUseError` if another process holds
-    it, and `wait` is false. Raise `StorageError` if the lock file cannot be made. Users do not know lock files, so the
-    error names the path.
+    """Acquire the lock of a path. The path need not exist; its parents are made. Raise `InUseError` if another process
+    holds it, and `wait` is false. Raise `StorageError` if the lock file cannot be made. Users do not know lock files,
+    so the error names the path.
 
     Args:
-        wait: whether to wait for another owner, interruptibly, rather than to raise.
-        report: called with a line when waiting begins, and every ten seconds.
-        remedy: what to do instead of waiting, for the error.
+        wait: whether to wait for another owner instead of raising an error. Ctrl-C ends the wait.
+        report: function that gets a line when the wait begins, and then every ten seconds.
+        remedy: remedy for the error; by default the user should wait.
     """
     if len(object_stores.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
     with disk_errors(path), object_stores.named(path, lock_file_of(path)):
         try:
             return _acquire(path, wait, report, remedy)
-        except FileNotFoundError as error:  # a file system of the kernel, such as /proc
+        except FileNotFoundError as error:  # a file system without files on a disk, such as /proc
             raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
         except OSError as error:
             error.filename = None
@@ -191,7 +190,7 @@ def _acquire(path: Path | str, wait: bool, report: Callable[[str], None] | None,
             if other is None:
                 return lock
             lock = other
-            time.sleep(random.uniform(0.1, 1.0))  # so that two processes do not ask at once again
+            time.sleep(random.uniform(0.1, 1.0))  # so that two processes do not again ask at the same time
         now = time.monotonic()
         if now > began + grace and (not wait or (lock.kind == BY_FILE and has_ended_here(lock))):
             raise InUseError(f"in use by {lock}", str(path), _remedy(lock, path, remedy))
@@ -204,7 +203,7 @@ def _acquire(path: Path | str, wait: bool, report: Callable[[str], None] | None,
 
 @contextmanager
 def released_at_end() -> Iterator[None]:
-    """Release every lock that was taken in a block at its end."""
+    """At the end of a block, release every lock that was acquired in it."""
     before = set(_held)
     try:
         yield
@@ -214,12 +213,12 @@ def released_at_end() -> Iterator[None]:
 
 
 def claims() -> tuple[LockClaim, ...]:
-    """Return the claims of this process, to be sent to its workers."""
+    """Return the claims of this process, so that they can be sent to its workers."""
     return (*_claims, *(lock.claim for lock in _held.values()))
 
 
 def push_changes(path: Path | str) -> None:
-    """Upload what has changed in a folder of an object store that this process has locked; raises `StorageError`."""
+    """Upload the changed files of a folder that this process has locked, if it is in a store; raises `StorageError`."""
     real = os.path.realpath(path)
     for lock in list(_held.values()):
         if lock.claim.has_lease and lock.claim.covers(real):
@@ -234,7 +233,7 @@ def join(of_driver: Sequence[LockClaim]) -> None:
 
 
 def check_owner(path: Path | str) -> None:
-    """Raise `InUseError` if this process has lost a lock that covers a path to another command."""
+    """Raise `InUseError` if this process, or its driver, has lost a lock that covers the path."""
     if not _held and not _claims:
         return
     real = os.path.realpath(path)
@@ -259,7 +258,7 @@ def _try(path: Path | str) -> Lock | Owner:
     try:
         descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
         if file.parent.stat().st_mode & stat.S_ISGID and os.access(file.parent, os.W_OK):
-            os.fchmod(descriptor, 0o664)  # in a shared folder, each user may replace the lock of a killed process
+            os.fchmod(descriptor, 0o664)  # in a shared folder, every user may take over the lock of a killed process
     except FileExistsError:
         try:
             descriptor, is_new = os.open(file, flags), False
@@ -285,11 +284,11 @@ def _try(path: Path | str) -> Lock | Owner:
                 return owner
             owner = this_process(BY_KERNEL)
         os.pwrite(descriptor, record_of(owner), 0)
-        if ASIDE not in file.name:  # nobody asks who writes a hidden directory, only whether it is locked
+        if ASIDE not in file.name:  # no command asks for the owner of a hidden directory, so it need not be durable
             os.fsync(descriptor)
         keep = True
         return Lock(directory, file, descriptor, owner, parents)
-    except OSError:  # a full disk, perhaps: leave nothing
+    except OSError:  # such as a full disk: leave no file behind
         if is_new:
             file.unlink(missing_ok=True)
             _remove_empty(parents)
@@ -334,7 +333,7 @@ def _remedy(owner: Owner, path: Path | str, remedy: str | None) -> str:
 
 
 def _after_fork() -> None:
-    """Keep the locks in the parent only; a forked child writes on its behalf."""
+    """Leave the locks to the parent. The forked child keeps only the claims, so that `check_owner` lets it write."""
     _claims.extend(lock.claim for lock in _held.values())
     for lock in _held.values():
         lock.close()

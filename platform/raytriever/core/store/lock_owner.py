@@ -1,4 +1,4 @@
-"""Owner of a lock or a lease: the process that writes a path, as the lock's file names it to every other command."""
+"""Owner of a lock or a lease: the process that writes a path. The lock's file describes it for other commands."""
 
 from __future__ import annotations
 
@@ -14,27 +14,20 @@ from pathlib import Path
 from raytriever.core.machine import start_of_process
 
 BY_KERNEL, BY_FILE = "kernel", "file"
-RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of it
+RECORD_BYTES = 1_024  # size of every record; it is written in one piece, so that no reader sees half of a record
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a lock.
-
-    Args:
-        since: Time at which the lock was taken, in seconds since 1970.
-        token: Random text, different for every lock that was ever taken.
-        kind: `BY_KERNEL` or `BY_FILE`.
-        started: Start of the process, in ticks since the machine started; 0 where that is unknown.
-    """
+    """The process that holds a lock."""
 
     host: str
     pid: int
     command: str
-    since: float
-    token: str
-    kind: str = BY_KERNEL
-    started: int = 0
+    since: float  # Time at which the lock was taken, in seconds since 1970
+    token: str  # Random text, which differs for every lock that is ever acquired
+    kind: str = BY_KERNEL  # `BY_KERNEL` or `BY_FILE`
+    started: int = 0  # Start time of the process (see `start_of_process`); 0 if it is unknown
 
     def __str__(self) -> str:
         now = time.time()
@@ -47,7 +40,7 @@ UNKNOWN = Owner("unknown", 0, "unknown", 0.0, "")
 
 
 def has_ended_here(owner: Owner) -> bool:
-    """Return True if the owner of a lease is a process of this host, and has ended."""
+    """Return True if the owner was a process of this host and has ended."""
     return owner.host == socket.gethostname() and start_of_process(owner.pid) != owner.started
 
 
@@ -72,7 +65,7 @@ def record_of(owner: Owner) -> bytes:
 
 
 def read_owner(file: Path) -> Owner:
-    """Return the owner that the lock file names; an unknown one if it names none, as just after its creation."""
+    """Return the owner that the lock file names. Return an unknown one if it names none, as just after its creation."""
     try:
         return parsed_owner(file.read_bytes())
     except OSError:
@@ -80,7 +73,7 @@ def read_owner(file: Path) -> Owner:
 
 
 def parsed_owner(record: bytes) -> Owner:
-    """Return the owner of a record; an unknown one if it is damaged."""
+    """Return the owner that a record describes. Return an unknown one if the record is damaged."""
     try:
         return Owner(**json.loads(record))  # noqa: TID251 - a broken record is an unknown owner
     except (ValueError, TypeError):

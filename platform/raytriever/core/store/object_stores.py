@@ -2,9 +2,8 @@
 
     s3://bucket/runs/mine    <->    COPIES/s3/bucket/runs/mine
 
-A path below the folder of the copies names an object. Stores are read and written by `pyarrow.fs`, with credentials,
-region and endpoint from the usual variables of the environment. One that does not answer is asked again for minutes.
-"""
+A path below the folder of the copies stands for an object. `pyarrow.fs` reads and writes the stores. Credentials,
+region and endpoint come from the usual environment variables. A request without answer is repeated for minutes."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ from raytriever.core.terminal import warn
 
 T = TypeVar("T")
 _report: Callable[[str], None] = warn
-_newest = 0  # see `newest`
+_newest = 0  # see the function `newest`
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 MANIFEST = "manifest.json"
-PATIENCE_SECONDS = 300.0  # time to retry a store that has answered before
-FIRST_SECONDS = 20.0  # time to retry a store that has never answered: the address may be wrong
-_answered: set[str] = set()  # buckets that have answered to this process; "" for those of its driver
+PATIENCE_SECONDS = 300.0  # for how long to retry a store that has answered before
+FIRST_SECONDS = 20.0  # for how long to retry a store that has never answered: its address may be wrong
+_answered: set[str] = set()  # buckets that have answered this process; "" means that all are trusted (`trust_stores`)
 # Messages of stores and pyarrow after which a retry is useless.
 _REFUSALS = re.compile(
     r"ACCESS_DENIED|Access Denied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|Bucket .* not found|"
@@ -43,42 +42,42 @@ _REFUSALS = re.compile(
     r"Could not create a OAuth2 access token",
     re.IGNORECASE,
 )
-# An error that the server has sent, such as that of a full bucket; the connection itself works.
+# Errors that the server has sent, such as for a full bucket. So the connection itself works.
 _ANSWERS = re.compile(
     r"AWS Error (?!NETWORK_CONNECTION|REQUEST_TIMEOUT|UNKNOWN)|HTTP status (code: )?5\d\d", re.IGNORECASE
 )
-# Errors of this machine's disk that name no file; asking the store again would not help.
+# Errors of this machine's disk that name no file. It would not help to repeat the request.
 _OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO)
 _PROBE = b"raytriever"
-_REFUSED = "check the name of the bucket, the credentials of the environment, and what they may do"
+_REFUSED = "check the name of the bucket, the credentials in the environment, and their permissions"
 
 
 def report_to(report: Callable[[str], None]) -> None:
-    """Send the lines about stores that do not answer to a function: a worker has no terminal of its own."""
+    """Set the function that prints lines about stores that do not answer. A worker needs it: it has no terminal."""
     global _report
     _report = report
 
 
 def trust_stores() -> None:
-    """Wait long for every store from the first request on; for workers, whose driver has reached the stores."""
+    """Retry every store for `PATIENCE_SECONDS` from the first request on: the driver of a worker has reached it."""
     _answered.add("")
 
 
 def is_uri(name: str) -> bool:
-    """Return True if a name is a URI that is not on this disk."""
+    """Return True if a name is a URI, except `file://`."""
     return "://" in name and not name.startswith(LOCAL)
 
 
 def copies_folder() -> Path:
-    """Return the folder of the copies: `remote` in the cache, which is on this machine even if the cache is a store."""
+    """Return the folder of the copies: `remote` in the cache, or in the default cache if the cache is a URI."""
     cache = os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"
     folder = os.environ.get(COPIES) or os.path.join("~/.cache/raytriever" if is_uri(cache) else cache, "remote")
     return Path(os.path.abspath(os.path.expanduser(folder)))
 
 
 def copy_of(uri: str) -> str:
-    """Return the path of the copy of a URI; nothing is copied yet. A path without a scheme is returned as it is. Raise
-    `ConfigError` if it names no bucket of a store that can be written, or holds a secret."""
+    """Return the path of the copy of a URI, without copying anything. A path without a scheme is returned unchanged.
+    Raise `ConfigError` if it names no bucket of a store that can be written, or holds a secret."""
     if not is_uri(uri):
         return uri
     refuse_secrets(uri, "output")
@@ -87,14 +86,14 @@ def copy_of(uri: str) -> str:
     bucket, _, key = address.partition("/")
     parts = [part for part in key.split("/") if part]
     if scheme not in SCHEMES:
-        raise ConfigError("is no object store that can be written", uri, "give s3://BUCKET/PATH, gs:// or abfss://")
+        raise ConfigError("is in no object store that can be written", uri, "give s3://BUCKET/PATH, gs:// or abfss://")
     if not bucket or "://" in rest or {".", ".."} & set(parts):
-        raise ConfigError("is no path in a bucket", uri, f"give {scheme}://BUCKET/PATH")
+        raise ConfigError("is not a path in a bucket", uri, f"give {scheme}://BUCKET/PATH")
     return str(copies_folder().joinpath(scheme, f"{bucket}?{query}" if query else bucket, *parts))
 
 
 def address_of(path: Path | str) -> str | None:
-    """Return the URI of which a path is the copy; None for any other path."""
+    """Return the URI whose copy a path is; None if it is no copy."""
     below = inside(path)
     if below is None or len(below) < 2:
         return None
@@ -104,7 +103,7 @@ def address_of(path: Path | str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Return a text in which the paths of copies are the URIs that the user knows."""
+    """Replace the paths of copies in a text by the URIs that the user knows."""
     folder = f"{copies_folder()}{os.sep}"
     return text if folder not in text else re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
 
@@ -116,7 +115,7 @@ translate_by(shown)
 
 
 def write_object(path: Path, content: bytes) -> None:
-    """Write a small object directly to the store; `path` would be its copy, which is not made."""
+    """Write a small object directly to the store. `path` is where its copy would be; no copy is made."""
 
     def write(store: Any, key: str) -> None:
         with store.open_output_stream(key) as stream:
@@ -126,7 +125,7 @@ def write_object(path: Path, content: bytes) -> None:
 
 
 def read_object(path: Path) -> bytes | None:
-    """Return the content of a small object directly from the store; None if there is no such object."""
+    """Read a small object directly from the store, without a copy. Return None if there is no such object."""
 
     def read(store: Any, key: str) -> bytes | None:
         try:
@@ -140,7 +139,7 @@ def read_object(path: Path) -> bytes | None:
 
 
 def list_objects(path: Path) -> dict[str, int]:
-    """Return the objects below a path with the store's times of their last writing, in nanoseconds."""
+    """Return each object below a path with the time when it was last written, in nanoseconds by the store's clock."""
     return {name: modified for name, (_, modified) in listing(path).items()}
 
 
@@ -152,28 +151,28 @@ def has_object(uri: str) -> bool:
 
 
 def inside(path: Path | str) -> tuple[str, ...] | None:
-    """Return the parts of a path below the folder of the copies; None for any other path."""
+    """Return the components of a path relative to the folder of the copies; None if the path is not below it."""
     folder = str(copies_folder())
     text = os.path.abspath(path)
     return Path(text[len(folder) + 1 :]).parts if text.startswith(folder + os.sep) else None
 
 
 def open_file_system(uri: str) -> tuple[Any, str]:
-    """Return the file system of a URI of pyarrow, and the path in it.
+    """Return the pyarrow file system for a URI, and the path in it.
 
     Raises:
-        OSError: see pyarrow.
+        OSError: raised by pyarrow.
     """
     from pyarrow.fs import FileSystem
 
     address, _, query = uri.partition("?")
     scheme, options = uri.partition("://")[0], [query] if query else []
-    # With this option a small object is written by one request instead of three.
+    # With this option, writing a small object takes one request instead of three.
     options += ["allow_delayed_open=true"] if scheme == "s3" else []
-    # By default a request waits for 15 minutes, reports nothing, and ignores signals.
+    # By default, a request retries for 15 minutes without any report, and ignores signals.
     options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query else []
     store, path = FileSystem.from_uri(f"{address}{'?' + '&'.join(options) if options else ''}")
-    # A file system made from a URI retries a silent S3 server for 100 s; its copy retries three times, in 12 s.
+    # A file system that is made from a URI retries an S3 server for 100 s. A copy of the object retries for only 12 s.
     return (copy(store) if scheme == "s3" else store), path
 
 
@@ -185,7 +184,7 @@ def _store(scheme: str, bucket: str) -> tuple[Any, str]:
 
 
 def ask(path: Path, request: Callable[[Any, str], T]) -> T:
-    """Return the answer of a store to a request about the object of a copy; see `patiently` for the errors."""
+    """Call `request(store, key)` for the object whose copy is `path`. See `patiently` for retries and errors."""
     scheme, bucket, *parts = inside(path) or ()
 
     def answer() -> T:
@@ -196,9 +195,9 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
 
 
 def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
-    """Return the answer to a request; make it again while the store does not answer. Raise `StorageError` if the store
-    refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it never has), or the disk of the copies
-    fails.
+    """Return the result of a request. Repeat the request while the store does not answer. Raise `StorageError` if the
+    store refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it never has), or the disk of the
+    copies fails.
 
     Args:
         uri: the bucket, for messages.
@@ -217,7 +216,7 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
             reason = " ".join(str(error).split())[:200]
             if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
                 what = f"the copies of {uri} cannot be written or read ({error.strerror})"
-                remedy = f"free some space there, or name another folder in {COPIES}"
+                remedy = f"free some space there, or set {COPIES} to another folder"
                 raise StorageError(what, str(copies_folder()), remedy) from error
             if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
                 raise StorageError(f"the store refuses ({reason})", where, _REFUSED) from error
@@ -242,7 +241,7 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
 
 
 class PatientFile(io.RawIOBase):
-    """Seekable stream of an object's bytes; reads wait for a store that does not answer (see `patiently`)."""
+    """Seekable stream of an object's bytes. A read is repeated while the store does not answer (see `patiently`)."""
 
     def __init__(self, store: Any, path: str, where: str) -> None:
         self._file, self._where, self._place = store.open_input_file(path), where, 0
@@ -277,7 +276,7 @@ class PatientFile(io.RawIOBase):
 
 
 def delete_object(path: Path) -> None:
-    """Delete one object; nothing happens if there is none."""
+    """Delete one object, if it exists."""
 
     def delete(store: Any, key: str) -> None:
         with suppress(FileNotFoundError):
@@ -287,7 +286,7 @@ def delete_object(path: Path) -> None:
 
 
 def listing(path: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of each object below a folder by its relative name; locks are left out."""
+    """Return the size and the time of each object below a folder, by relative name. Locks are left out."""
     from pyarrow.fs import FileSelector
 
     def listed(store: Any, key: str) -> dict[str, tuple[int, int]]:
@@ -301,26 +300,26 @@ def listing(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def newest() -> int:
-    """Return the newest time that a store has listed for an object, in nanoseconds since 1970 by its clock."""
+    """Return the newest time of any object listed so far, in nanoseconds since 1970 by the store's clock."""
     return _newest
 
 
 def check_writable(path: Path | str) -> None:
-    """Raise `StorageError` unless the store lets an object be written next to a path."""
+    """Raise `StorageError` unless an object can be written below `path` in its store."""
     if inside(path) is None:
         return
     probe = Path(path) / f".probe-{os.getpid()}-{threading.get_ident()}"
     with named(path, probe):
         write_object(probe, _PROBE)
         if read_object(probe) != _PROBE:
-            what = "is not an object store: an object that was written there cannot be read"
+            what = "is not an object store: a test object was written there, but could not be read back"
             raise StorageError(what, address_of(probe), "check the endpoint")
         delete_object(probe)
 
 
 @contextmanager
 def named(path: Path | str, internal: Path) -> Iterator[None]:
-    """Raise errors about `internal`, an object that the user does not know, with the user's `path` instead."""
+    """In errors of the block, replace the address of `internal`, which the user does not know, by that of `path`."""
     try:
         yield
     except StorageError as error:

@@ -1,13 +1,12 @@
-"""Object stores as homes of results: each folder of a store has a copy on this machine, on which all code works.
+"""Results in object stores: each folder of a store has a copy on this machine, and all code works on the copy.
 
-`commit` and `lock` call these functions; for a path that is no copy they do nothing.
+`commit` and `lock` call these functions. For a path that is no copy, the functions do nothing.
 
-1. What is committed is uploaded: the files of a directory first, its manifest last. While it is uploaded, the object
-   `.unfinished` is in it; until that is removed, the directory does not exist for any reader.
-2. `pull` makes a copy equal to the store. Large files of committed directories are left out; `fetch` gets them when
-   their manifest is read. The modification time of a copied file is that of its object.
-3. Other files, such as logs that grow, are uploaded by `push_changes` of the writer, who has a lease (`lease`).
-"""
+1. A commit uploads a directory: its files first, its manifest last. Until all are uploaded, the directory contains
+   the object `.unfinished`, and every reader ignores it.
+2. `pull` makes a copy equal to the store, but leaves out large files of committed directories. `fetch` downloads them
+   when their manifest is read. The modification time of a copied file is the time of its object.
+3. Other files, such as growing logs, are uploaded by `push_changes` of the writer, who has a lease (`lease`)."""
 
 from __future__ import annotations
 
@@ -29,21 +28,21 @@ from raytriever.core.store.object_stores import MANIFEST, ask
 
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20  # larger files of committed directories are copied only by `fetch`
-CLOCK_ERROR_NS = 3_600_000_000_000  # largest difference between the clocks of a machine and of the store
-UNUSED_SECONDS = 7 * 86_400  # age at which unused large files of a copy are removed
-IN_USE_SECONDS = 3_600  # age below which even a full disk does not remove them
-FULL_SHARE = 0.9  # used fraction at which a disk counts as full
+CLOCK_ERROR_NS = 3_600_000_000_000  # largest expected difference between this machine's clock and the store's
+UNUSED_SECONDS = 7 * 86_400  # large files of a copy are removed if they were not read for this long
+IN_USE_SECONDS = 3_600  # files read within this time are kept even if the disk is full
+FULL_SHARE = 0.9  # fraction in use from which a disk is treated as full
 TRANSFERS = 8  # number of simultaneous uploads or downloads
 
 
 def pull(path: Path | str, *, owned: bool | None = None) -> None:
-    """Make a copy equal to the store, but for large files of committed directories. Raise `StorageError` if the store
-    refuses, does not answer, or has both an object and a folder of this name.
+    """Make a copy equal to the store, except for large files of committed directories. Raise `StorageError` if the
+    store refuses, does not answer, or has both an object and a folder of this name.
 
     Args:
-        path: the file or folder; it may be missing in the store.
-        owned: whether a process of this machine writes the folder. Its copy is then newer than the store, and only
-            what other machines have committed is added. By default the locks on this machine decide, for each folder.
+        path: path of the copy; the file or folder may be missing in the store.
+        owned: True if a process of this machine is writing the folder. The copy is then newer than the store, and only
+            directories that other machines have committed are added. None to decide by each folder's local lock.
     """
     if object_stores.inside(path) is None:
         return
@@ -52,7 +51,7 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
     found = object_stores.listing(path)
     if target.is_file:
         if found:
-            raise StorageError("is an object and a folder", str(path), "give another path")
+            raise StorageError("is both an object and a folder in the store", str(path), "give another path")
         _download_if_changed(path, target.size, target.mtime_ns)
         return
     unfinished = tuple(name.removesuffix(UNFINISHED) for name in found if name.rpartition("/")[2] == UNFINISHED)
@@ -67,7 +66,7 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
         if size <= SMALL_BYTES or not name.startswith(committed) or name.endswith(MANIFEST):
             wanted.append(name)
         elif not _is_copied(path / name, size, modified):
-            (path / name).unlink(missing_ok=True)  # it is outdated; `fetch` gets the new one
+            (path / name).unlink(missing_ok=True)  # this file is outdated; `fetch` downloads the new one
     _each(wanted, lambda name: _download_if_changed(path / name, *found[name]))
 
 
@@ -91,11 +90,10 @@ def fetch(path: Path, names: Iterable[str]) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the large files of copies that nobody has read for `UNUSED_SECONDS`; `fetch` gets them again.
+    """Remove the large files of copies that were not used for `UNUSED_SECONDS`. `fetch` can download them again.
 
-    From a disk that is full to `FULL_SHARE` more are removed, the least recently read first. A process that has opened
-    a file keeps it. Folders that a process of this machine writes stay.
-    """
+    If the disk is full to `FULL_SHARE`, remove more of them, the least recently used first. A process that has opened
+    a file can still read it. Folders that a process of this machine is writing are skipped."""
     owners = tuple(_owned_folders(folder))
     last_read = {}
     for here, _, names in os.walk(folder):
@@ -113,10 +111,10 @@ def remove_unused(folder: Path) -> None:
 
 
 def push(path: Path, name: Path | None = None) -> None:
-    """Upload a file that was written, or a directory that was committed; raises `StorageError`.
+    """Upload a file, or a directory that is being committed; raises `StorageError`.
 
     Args:
-        name: path that the file will be renamed to, by default its own.
+        name: path to which the file will be renamed; by default `path`.
     """
     if object_stores.inside(path) is None:
         return
@@ -125,7 +123,7 @@ def push(path: Path, name: Path | None = None) -> None:
         return
     names = sorted(Path(here, name).relative_to(path).as_posix() for here, _, files in os.walk(path) for name in files)
     kept = {*names, UNFINISHED}
-    if MANIFEST in names:  # other machines may have uploaded some of the files that it names
+    if MANIFEST in names:  # other machines may have uploaded some files of the manifest
         kept |= read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"].keys()
     object_stores.write_object(path / UNFINISHED, b"")
     before = object_stores.listing(path)
@@ -137,13 +135,13 @@ def push(path: Path, name: Path | None = None) -> None:
 
 
 def push_part(path: Path, files: Mapping[str, Path]) -> None:
-    """Upload files under their names into a directory that is not committed yet; raises `StorageError`."""
+    """Upload files, by name, into a directory that is not committed yet; raises `StorageError`."""
     object_stores.write_object(path / UNFINISHED, b"")
     _each(files, lambda name: ask(path / name, lambda store, key: _copy_in(files[name], store, key)))
 
 
 def sweep(path: Path) -> None:
-    """Delete what killed processes have uploaded of directories below a folder; only while nobody uploads there."""
+    """Delete unfinished uploads of killed processes below a folder. Call it only while no process uploads there."""
     if object_stores.inside(path) is None:
         return
     for name in object_stores.listing(path):
@@ -152,7 +150,7 @@ def sweep(path: Path) -> None:
 
 
 def delete(path: Path | str) -> None:
-    """Delete a file or folder in the store, the manifest of a folder first; raises `StorageError`."""
+    """Delete a file or folder in the store, manifests first; raises `StorageError`."""
     if object_stores.inside(path) is None:
         return
     path = Path(path)
@@ -173,15 +171,15 @@ class Changes:
         self._uploaded = self._state()
 
     def push(self) -> None:
-        """Upload files that have changed since the last call, and delete those that are gone; raises `StorageError`."""
+        """Upload files that changed since the last call; delete objects whose file is gone; raises `StorageError`."""
         with self._lock:
             now = self._state()
             for file in [file for file, state in now.items() if self._uploaded.get(file) != state]:
-                with suppress(FileNotFoundError):  # it is gone meanwhile
+                with suppress(FileNotFoundError):  # the file has just been removed
                     about = (
                         ask(file, lambda store, key: store.get_file_info(key)) if now[file][0] > SMALL_BYTES else None
                     )
-                    # A large file that another process, or `commit.put_file`, has uploaded has the time of its object.
+                    # If a large file was uploaded by another process or by `commit.put_file`, it has its object's time.
                     self._uploaded[file] = _upload(file, (about.size, about.mtime_ns) if about else None)
             gone = [file for file in self._uploaded if file not in now and not file.exists()]
             _each(gone, object_stores.delete_object)
@@ -210,9 +208,9 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
 
 
 def _upload(file: Path, before: tuple[int, int] | None = None, name: Path | None = None) -> tuple[int, int]:
-    """Upload a file, unless the object is that of the copy; the file gets the time of the object. Return the size and
-    the time of what was uploaded. Those of the file differ if it has changed meanwhile. `before` are the size and the
-    time of the object, `name` is the path whose object it becomes."""
+    """Upload a file, unless it has the size and time `before` of its object. Set its time to that of the new object.
+    Return the size and the time of the uploaded version; the file's own differ if it has changed since. `name` is the
+    path to whose object the file is uploaded, by default its own."""
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):
         return before
@@ -255,8 +253,8 @@ def _is_copied(file: Path, size: int, modified: int) -> bool:
 
 
 def _set_time(file: Path, modified: int, name: str) -> None:
-    """Give a copy the time of its object, unless the object is small and may still change within that second. The
-    newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes."""
+    """Set the time of a copy to that of its object, unless the object is small and may change again in the same
+    second. The newest time of any object shows that this second is over, because this machine's clock may be wrong."""
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
     is_over = object_stores.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
     if is_large or is_over:
@@ -264,7 +262,7 @@ def _set_time(file: Path, modified: int, name: str) -> None:
 
 
 def _owned_folders(path: Path) -> list[str]:
-    """Return the folders at and below a path that processes of this machine are writing, each with a `/` at its end."""
+    """Return the folders at or below a path that processes of this machine are writing. Each ends in `/`."""
     locks = [path.with_name(f".{path.name}.lock"), *path.rglob(".*.lock")]
     return [f"{lock.with_name(lock.name[1:-5])}{os.sep}" for lock in locks if _is_locked(lock)]
 
@@ -284,7 +282,7 @@ def _is_locked(lock: Path) -> bool:
 
 
 def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) -> None:
-    """Remove files of a copy that the store does not have, and folders that are empty then, outside owned folders."""
+    """Remove the files of a copy that are not in the store, and then empty folders. Skip the folders of `owners`."""
     kept = {str(path / name) for name in found}
     for here, _, names in os.walk(path, topdown=False):
         if f"{here}{os.sep}".startswith(owners) or ASIDE in here:

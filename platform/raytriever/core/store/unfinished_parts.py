@@ -1,12 +1,11 @@
-"""Parts of a result that is not finished: a part that is committed is never made again.
+"""Parts of an unfinished result. A committed part is never computed again.
 
     FOLDER/NAME/manifest.json    written last: the digest of each file of the part, and the key in its metadata
 
-A user repeats a command that was killed. It reads the parts that exist, makes the missing ones, writes the result as a
-whole, and removes the parts. The key is a digest of everything that determines the part. A part that is damaged or has
-another key counts as missing. Attempts at a part are counted in files, because Ray endlessly repeats a task whose
-process dies.
-"""
+If a command was killed, the user repeats it. The new command reads the parts that exist, makes the missing ones, writes
+the whole result, and removes the parts. The key is a digest of everything that determines a part. A part that is
+damaged or has another key is made again. Attempts at a part are counted in files, because Ray endlessly repeats a task
+whose process dies."""
 
 from __future__ import annotations
 
@@ -29,26 +28,21 @@ T = TypeVar("T")
 
 @dataclass
 class Parts:
-    """Committed parts of an unfinished result.
+    """Committed parts of an unfinished result."""
 
-    Args:
-        folder: folder of the parts, made with the first one; None to keep none.
-        key: digest of everything that determines a part; empty if the folder or the part is named after it.
-        optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
-            then a warning, and no further part is written. By default it is an error.
-        check: compares the files of a part with their digests, raises `StorageError`, and returns the manifest.
-        durable: whether the parts survive a crash of the machine; see `committed_directory`.
-    """
-
-    folder: Path | None
+    folder: Path | None  # folder of the parts, made with the first one; None to keep none
+    # Digest of everything that determines a part; empty if the name of the folder or part contains this digest.
     key: str = ""
+    # Name of the work, such as "a search", if it can go on without parts. If a part cannot be written, a warning is
+    # printed, and no further part is written. By default, an error is raised.
     optional: str = ""
+    # Function that returns the manifest of a part, or raises `StorageError` if its files are damaged.
     check: Callable[[Path], Manifest] = read_manifest
-    durable: bool = True
+    durable: bool = True  # whether the parts survive a crash of the machine; see `committed_directory`
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
-        """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
-        Return None if the part is missing or damaged, or has another key."""
+        """Return the result of `load(path, metadata)` for a part.
+        Return None if the part is missing or damaged, has another key, or if `load` raises `StorageError`."""
         if self.folder is None:
             return None
         path = self.folder / name
@@ -61,13 +55,13 @@ class Parts:
     def write(
         self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
     ) -> None:
-        """Commit a part. It replaces an earlier part of the name. Raise `StorageError` if the part cannot be written,
-        and the parts are not optional.
+        """Commit a part. It replaces an earlier part with the same name. Raise `StorageError` if the part cannot be
+        written, and the parts are not optional.
 
         Args:
-            save: writes the files of the part into a directory.
-            meta: metadata of the part; read after `save`, which may fill it.
-            size: bytes that the disk must have room for.
+            save: function that writes the files of the part into a directory.
+            meta: metadata of the part. It is read after `save`, so `save` may add to it.
+            size: number of bytes that must be free on the disk.
         """
         if self.folder is None:
             return
@@ -96,15 +90,15 @@ class Parts:
 
 
 def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
-    """Make the folder in the cache of the finished blocks of a mining or a scoring.
+    """Make a folder in the cache for the finished blocks of an unfinished mining or scoring.
 
     Args:
-        decides: JSON values that determine the blocks; the folder is named after their digest.
-        holder: the folder is in use while this object exists.
+        decides: JSON values that determine the blocks. The name of the folder contains their digest.
+        holder: the folder is marked as in use while this object exists.
     """
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
-    with suppress(OSError, StorageError):  # the cache may be writable for other users only; then nothing is kept
+    with suppress(OSError, StorageError):  # if this user may not write to the cache, no blocks are kept
         folder.mkdir(parents=True, exist_ok=True)
         hold(folder, holder)
         keep_within_bound(folder)
@@ -112,19 +106,19 @@ def folder_of_blocks(decides: Sequence[Any], holder: object) -> Path:
 
 
 def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], object] = check_names) -> Path:
-    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time. `check`
+    """Return an entry of the cache. If it is missing or damaged, one process at a time makes it with `make`. `check`
     raises `StorageError` for a damaged entry; by default names and sizes of the files are compared."""
 
     def damage() -> str | None:
         try:
             check(entry)
-        except StorageError as error:  # returned as text: its traceback would keep the callers' tensors
+        except StorageError as error:  # return text: its traceback would keep the callers' tensors
             return f"{error.where}: {error.what}"
         return None
 
     if damage() is not None:
         with one_writer(entry, wait=True, report=warn):
-            if (reason := damage()) is not None:  # unless another command has made it meanwhile
+            if (reason := damage()) is not None:  # make it, unless another command has done so while this one waited
                 if entry.exists():
                     warn(f"{reason}; making it again")
                 make()
@@ -133,23 +127,22 @@ def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], o
 
 
 class Attempts:
-    """Attempts of this process at pieces, as a context manager.
+    """Context manager that counts the attempts of this process at the pieces of a job.
 
-    A process that dies leaves the files of the pieces that it had begun. An exception is no death: it removes them.
-    """
+    A process that dies leaves the files of the pieces that it had begun. An exception removes these files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._begun: set[str] = set()
 
     def begin(self, name: str) -> int:
-        """Count an attempt at a piece, and return the number of processes that died over it before."""
+        """Count an attempt at a piece, and return the number of processes that died in earlier attempts."""
         file = self._folder / f"{name}.begun"
         deaths = 0
         with suppress(OSError, ValueError):
             deaths = int(file.read_text())
         self._begun.add(name)
-        # Without fsync, because processes die, not the machine. Renamed, because a process may die while it writes.
+        # Needs no fsync: a process dies, not the machine. Needs a rename: a process may die while it writes the file.
         temporary = file.with_suffix(".aside")
         temporary.write_text(str(deaths + 1))
         temporary.replace(file)

@@ -1,10 +1,9 @@
-"""Questions that a file of the folder, or a passage in it, answers.
+"""Questions whose answer is in a file of the folder, or in a passage of the file.
 
-1. Each row names its file by path, by the end of its path, by a name that only one file has, or by the id of a passage.
-2. When a file has been divided into passages, its questions are matched to passages: by the anchor or heading of a
-   section, or by the text of the answer. Without either, all passages of the file answer the question.
-3. A row that cannot be matched is a bad row, listed with its line and the reason.
-"""
+1. Each row names its file by path, by the end of the path, by a name that only one file has, or by the id of a passage.
+2. After a file has been divided into passages, its questions are matched to passages: by the anchor or heading of a
+   section, or by the text of the answer. If a row has neither, all passages of the file answer the question.
+3. A row that cannot be matched is a bad row. It is listed with its line and the reason."""
 
 from __future__ import annotations
 
@@ -46,15 +45,15 @@ ID = Role("id", ("id", "_id", "question_id", "query_id", "qid"), optional=True)
 IS_ANSWERABLE = Role(ANSWERABLE, (ANSWERABLE,), optional=True)
 SPLIT = Role("split", ("split",), optional=True)
 ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID, IS_ANSWERABLE, SPLIT)
-NO_FILE = "none"  # value of the column `file` if the folder has no answer
+NO_FILE = "none"  # value of the column `file` if no file answers the question
 _REMEDY = f"name them, such as {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r":\d+$")
 _GRAM = 8  # characters of the n-grams by which an answer is compared with passages
-_WHOLE, _PART = 0.8, 0.3  # minimum shares of an answer: in all passages together, and in each of them
-_SURE = 12  # minimum characters of an answer that may begin or end within a word
+_WHOLE, _PART = 0.8, 0.3  # minimum share of an answer: in all passages together, and in each of them
+_SURE = 12  # from this length on, an answer may begin or end within a word of the passage
 
-# Limits of the search for a similar name: comparing one name with all paths takes up to 0.1 s.
+# Limits of the search for a similar name, because comparing one name with all paths takes up to 0.1 s.
 _MOST_HINTS, _MOST_PATHS = 20, 5_000
 
 
@@ -110,7 +109,7 @@ class Questions:
             except BadRow as reason:
                 self.bad.append(_entry(where, line, str(reason), row))
         if self.rows == before:
-            raise DataError("no question in it", where, "give a row for each question")
+            raise DataError("has no questions", where, "give a row for each question")
         return description
 
     def _add(self, question: Question) -> None:
@@ -118,12 +117,12 @@ class Questions:
         same = self._texts.setdefault(normalize(question.text), question)
         if (twice := next((one for one in (other, same) if one.where != question.where), None)) is not None:
             where, remedy = f"{question.where} line {question.line}", "remove it from one of the files"
-            raise DataError(f"the question is in {twice.where} line {twice.line} too", where, remedy)
+            raise DataError(f"the question is also in {twice.where} line {twice.line}", where, remedy)
         if other.text != question.text:
-            raise BadRow(f"id {question.id!r} has another question in line {other.line}")
+            raise BadRow(f"line {other.line} has a different question with the id {question.id!r}")
         if other.split != question.split:
             named = [repr(one.split) if one.split else "empty" for one in (question, other)]
-            raise BadRow(f"conflicting: the split is {named[0]}, in line {other.line} it is {named[1]}")
+            raise BadRow(f"conflicting: the split is {named[0]}, but in line {other.line} it is {named[1]}")
         if not question.is_answerable:
             if question.id in self._answered:
                 raise BadRow("conflicting: another line has an answer to this question")
@@ -150,8 +149,8 @@ class Questions:
         yield from files.values()
 
     def named_splits(self) -> dict[str, str]:
-        """Return, by file, the split that its questions name in their column `split`. If they name several, it is the
-        first of train, dev and test."""
+        """Return, by file, the split in the column `split` of its questions. If they have several splits, return the
+        first in the order train, dev, test."""
         splits: dict[str, str] = {}
         for file, questions in self.by_file.items():
             named = {question.split for question in questions if question.where != self._test and question.split}
@@ -160,7 +159,7 @@ class Questions:
         return splits
 
     def match(self, file: str, passages: Sequence[Passage]) -> list[tuple[Question, list[str]]]:
-        """Return the questions of a file, each with the ids of the passages that answer it. Others become bad rows."""
+        """Return the questions of a file, each with the ids of the passages that answer it. Others are bad rows."""
         matched = []
         for question in self.by_file.get(file, ()):
             try:
@@ -170,7 +169,7 @@ class Questions:
         return matched
 
     def refuse(self, question: Question, reason: str) -> None:
-        """Make the row of a question a bad one."""
+        """Add the row of a question to the bad rows."""
         self.bad.append(_entry(question.where, question.line, reason, vars(question)))
 
 
@@ -187,7 +186,7 @@ def _read_rows(where: str, named: Mapping[str, str]) -> tuple[Iterable[tuple[int
         rows = ((line, _named(raw, chosen)) for line, raw in numbered_rows(where))
         return rows, _description("", chosen, columns)
     if not re.search(r"\.[ct]sv(\.gz)?$", where):
-        raise DataError("is neither CSV, TSV nor JSONL", where, "save it as one of them, with this ending of its name")
+        raise DataError("is neither CSV, TSV nor JSONL", where, "save it as .csv, .tsv or .jsonl")
     table = TableFile.open(where)
     chosen = choose_columns(where, table.columns, ROLES, named, _REMEDY)
     positions = {role: table.columns.index(column) for role, column in chosen.items()}
@@ -231,7 +230,7 @@ def _question_of(where: str, line: int, row: Any, only: str) -> Question:
         raise BadRow("conflicting: a question without an answer has a file, an answer or an anchor")
     split = canonical_split(optional_text(row, "split").strip())
     if split and split not in SPLITS:
-        raise BadRow(f"split {split[:20]!r} is none of {', '.join(SPLITS)}")
+        raise BadRow(f"split {split[:20]!r} is not one of {', '.join(SPLITS)}")
     if only and split not in ("", only):
         raise BadRow(f"conflicting: the split is {split!r}, but all questions of this file are {only}")
     return Question(where, line, name, text, file, answer, anchor, only or split, answerable is not False)
@@ -246,7 +245,7 @@ def _entry(where: str, line: int, reason: str, row: Any) -> dict[str, Any]:
 
 
 class _Files:
-    """Files of the folder by the names that people use for them. Case and encoding of accents are ignored."""
+    """Index of the files of the folder by the names that people may use. Case and encoding of accents are ignored."""
 
     def __init__(self, paths: Sequence[str], root: str) -> None:
         self._paths, self._root = frozenset(paths), root.rstrip("/")
@@ -258,10 +257,10 @@ class _Files:
                 self._ends["/".join(parts[index:])].append(path)
 
     def resolve(self, name: str) -> tuple[str, str]:
-        """Return the path and the anchor that a name means; raises `BadRow` that suggests similar names."""
+        """Return the path and the anchor that a name means; raises `BadRow` with similar names for an unknown name."""
         before, _, anchor = name.rpartition("#")
         named = [(name, ""), (before, anchor)] if before else [(name, "")]
-        if match := _NUMBER.search(name):  # the id of a passage before the first heading
+        if match := _NUMBER.search(name):  # the id of a passage that is before the first heading
             named.append((name[: match.start()], match[0]))
         # Ids of passages escape some characters of the path and of the anchor.
         for file, section in [*named, *((unquote(file), section) for file, section in named)]:
@@ -279,11 +278,11 @@ class _Files:
             return below
         paths = self._ends.get(_alike(name), [])
         if len(paths) > 1:
-            raise BadRow(f"file {name!r} is one of {len(paths)}: {', '.join(paths[:4])}; write its path")
+            raise BadRow(f"{len(paths)} files are called {name!r}: {', '.join(paths[:4])}; write the path")
         return paths[0] if paths else None
 
     def _refuse(self, name: str) -> str:
-        moved = self._ends.get(_alike(name.rpartition("/")[2]), [])  # a file of this name in another folder
+        moved = self._ends.get(_alike(name.rpartition("/")[2]), [])  # files of this name in other folders
         hint = did_you_mean(name, moved or self._paths) if self._hints > 0 else ""
         self._hints -= 1
         raise BadRow(f"no file {name!r} was read" + (f"; {hint}" if hint.startswith("did") else ""))
@@ -310,7 +309,7 @@ def _matching(question: Question, file: str, passages: Sequence[Passage]) -> lis
 
 
 def _parts(answer: str, texts: Sequence[str], file: str) -> list[bool]:
-    """Return which passages hold a part of an answer that only several passages together contain; raises `BadRow`."""
+    """Return which passages contain a part of an answer that is spread over several passages; raises `BadRow`."""
     grams = {answer[start : start + _GRAM] for start in range(len(answer) - _GRAM + 1)}
     shared = [{gram for gram in grams if gram in text} for text in texts]
     together = len(set().union(*shared)) / len(grams) if grams else 0.0
@@ -324,7 +323,7 @@ def _of_section(anchor: str, file: str, passages: Sequence[Passage]) -> list[Pas
     anchor = plain_characters(anchor.removeprefix("#"))
     wanted = {anchor, unquote(anchor), slug(anchor), f"page={anchor}"}
     section = [one for one in passages if one.anchor in wanted or (one.heading and slug(one.heading) in wanted)]
-    if not section:  # the id of a passage
+    if not section:  # the anchor may be the id of a passage
         wanted = {f"{passage_id(file, '')}{mark}{anchor}" for mark in ("#", "")}
         section = [one for one in passages if one.id in wanted]
     if not section:
@@ -334,5 +333,5 @@ def _of_section(anchor: str, file: str, passages: Sequence[Passage]) -> list[Pas
 
 
 def _plain(text: str) -> str:
-    """Return a text in lower case without punctuation, so that line breaks and quotation marks do not matter."""
+    """Return a text in lower case without punctuation, for comparison."""
     return _NO_WORD.sub(" ", unicodedata.normalize("NFKC", remove_invisible(text)).casefold()).strip()

@@ -1,12 +1,11 @@
-"""Splits of an import: documents, and the questions that they answer, are divided into train, dev and test.
+"""Splits of an import. Documents, and the questions that they answer, are divided into train, dev and test.
 
-Documents that answer the same question form one group, and a group has one split. Groups are assigned in the order of
-the hash of seed and path, until test and dev have their shares of the questions.
+Documents that answer the same question form a group, and all documents of a group get the same split. Groups are
+assigned in the order of a hash of seed and path, until test and dev have their shares of the questions.
 
 A new import replaces an earlier one in its output folder, but files and questions of that one keep their splits. A new
 file joins the split of the earlier questions that it answers, or of the files with which it shares a question. A
-question that would then be in two splits is left out.
-"""
+question that would then be in two splits is left out."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class _File(TypedDict):
 
 @dataclass(frozen=True)
 class EarlierImport:
-    """Splits of an earlier import: of files by path, and of questions by id. They were divided with `seed`."""
+    """Splits of an earlier import, made with `seed`: the splits of files by path, and of questions by id."""
 
     folder: Path
     seed: int
@@ -49,10 +48,10 @@ class EarlierImport:
 
     @classmethod
     def at(cls, output: Path) -> EarlierImport | None:
-        """Return the import at `output`; None if nothing is there.
+        """Return the import at `output`; None if the path does not exist.
 
         Raises:
-            StorageError: something else is there, or the data set is damaged, was changed, or has further files.
+            StorageError: the path is not an import, or the import is damaged, was changed, or has further files.
         """
         if not output.exists():
             return None
@@ -75,24 +74,24 @@ class EarlierImport:
         return cls(output, manifest["meta"]["seed"], {row["file"]: row["split"] for row in rows}, questions)
 
     def check(self, where: str, paths: Sequence[str], seed: int, has_questions: bool) -> None:
-        """Check that an import may replace this one; `where` is its folder, and `paths` are its files.
+        """Check that a new import, of the files `paths` of the folder `where`, may replace this one.
 
         Raises:
             ConfigError: the seed differs, no file is in both imports, or the questions are missing.
         """
         if seed != self.seed:
             remedy = f"give {setting('seed', str(self.seed))}, or another {setting('output')}"
-            what = f"is {seed}, and {self.folder} was divided with {self.seed}"
+            what = f"is {seed}, but {self.folder} was divided with {self.seed}"
             raise ConfigError(what, setting("seed"), remedy)
         if self.questions and not has_questions:
             remedy = f"give {setting('questions')}, or another {setting('output')}"
-            raise ConfigError("has questions, and this import names none", str(self.folder), remedy)
+            raise ConfigError("has questions, but this import names no file of questions", str(self.folder), remedy)
         if self.files.keys().isdisjoint(paths):
             what = f"none of its {len(self.files):,} files is in {where}"
             raise ConfigError(what, str(self.folder), f"import its folder, or {_REMEDY}")
 
     def splits_of(self, questions: Questions | None) -> dict[str, str]:
-        """Return the splits of earlier files, and of new files that answer an earlier question, by path."""
+        """Return, by path, the splits of earlier files and of new files that answer an earlier question."""
         splits = dict(self.files)
         for path, of_file in questions.by_file.items() if questions else ():
             for question in of_file:
@@ -101,7 +100,7 @@ class EarlierImport:
         return splits
 
     def refuse_divided(self, questions: Questions, splits: Mapping[str, str]) -> None:
-        """Make a question a bad row if the files that answer it and its earlier split are not in one split."""
+        """Make a question a bad row if the files that answer it are in several splits, or not in its earlier split."""
         there: dict[str, set[str]] = defaultdict(set)
         for path, of_file in questions.by_file.items():
             for question in of_file:
@@ -121,7 +120,7 @@ def _lines(file: Path) -> list[bytes]:
     return [line for line in file.read_bytes().split(b"\n") if line]
 
 
-_SHARE = 0.1  # share of test, and of dev, of the documents that answer no question
+_SHARE = 0.1  # of the documents that answer no question, the share in test, and the share in dev
 
 
 def split_import(
@@ -156,15 +155,15 @@ def assign_splits(
     Args:
         paths: documents, relative to their folder.
         groups: for each question, the documents that answer it.
-        known: splits that documents keep, such as those of an earlier import. If the documents of a group have several,
-            the group has the first of train, dev, test: a question that was trained on is never evaluated.
-        total: number of all questions, including those that no document answers, which determines the default shares;
-            None for the number of groups.
+        known: splits that documents keep, such as those of an earlier import. If documents of a group have different
+            splits, the group gets the first of train, dev, test: training questions never move to dev or test.
+        total: number of all questions, including those that no document answers; it determines the default shares.
+            By default it is the number of groups.
 
     Returns:
-        Splits by path. First, groups that fit are added to a split. Then one that is too large is added, if that brings
-        the split nearer to its number of questions. The last group is left to train, if train has a share. The split of
-        a document without questions depends on its hash alone, so that further documents never change it.
+        Splits by path. First, a split gets groups that fit. Then it gets one group that is too large, if this brings it
+        nearer to its wanted number of questions. The last group is left to train, if train has a share. The split of a
+        document without questions depends only on its hash, so further documents never change it.
     """
     shares, known = shares or Shares(), known or {}
     ordered, groups = list(paths), list(groups)
@@ -181,7 +180,7 @@ def assign_splits(
     have = Counter({split: sum(questions[first] for first in splits if splits[first] == split) for split in SPLITS})
     waiting = sorted((path for path in questions if path not in splits), key=lambda path: hash_of(path, seed))
     for split, size in zip((TEST, DEV), shares.sizes(len(groups), total), strict=True):
-        for most in (1, 2):  # first the groups that fit; then one that is too large, if that is nearer
+        for most in (1, 2):  # first the groups that fit; then one that is too large, if the number is then nearer
             for first in list(waiting):
                 missing = size - have[split]
                 if missing <= 0 or (shares.has_train and len(waiting) == 1 and not have[TRAIN]):
@@ -197,7 +196,7 @@ def assign_splits(
 
 
 def _groups_of(paths: Iterable[str], groups: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return, for each document, the alphabetically first path of its group."""
+    """Return, for each document, the first path of its group in alphabetical order."""
     names = sorted(set(paths))
     number = {path: index for index, path in enumerate(names)}
     pairs = np.array([(number[group[0]], number[path]) for group in groups for path in group], np.int64).reshape(-1, 2)

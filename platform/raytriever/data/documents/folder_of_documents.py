@@ -1,8 +1,7 @@
-"""Documents of a folder or URI: the files that can be read, and the names that are left out, each with the reason.
+"""Documents of a folder or URI: the readable files, and the names that are left out, each with the reason.
 
-Hidden names and folders that site generators write are left out. A symbolic link is followed only within the folder,
-because an archive of another person must not turn private files into passages.
-"""
+Hidden names and folders that site generators write are left out. A symbolic link is followed only if its
+target is in the folder, because an archive from somebody else must not turn private files into passages."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from raytriever.core.reading.documents.read_document import OTHER_KINDS, SAVED_A
 from raytriever.core.store.object_stores import LOCAL, is_uri
 from raytriever.data.data_sources import SourceFile, list_remote, local_file
 
-# Output, templates and data of Jekyll, Sphinx and Hugo. Other names with `_` are documents, such as `_posts`.
+# Output, templates and data of Jekyll, Sphinx and Hugo. Other folders with `_`, such as `_posts`, hold documents.
 _OF_GENERATORS = {
     *("_site", "_build", "_static", "_templates", "_layouts", "_includes", "_sass", "_data", "_assets", "_sources")
 }
@@ -26,7 +25,7 @@ _OF_GENERATORS = {
 
 @dataclass
 class DocumentFolder:
-    """Files of a folder, sorted by path, and names that are left out, each with the reason. `where` is the absolute
+    """Files of a folder, sorted by path, and the names that are left out, each with the reason. `where` is the absolute
     path or URI of the folder."""
 
     where: str
@@ -35,7 +34,7 @@ class DocumentFolder:
 
     @classmethod
     def of(cls, name: str) -> DocumentFolder:
-        """List a folder, or a URI that `pyarrow.fs` or the Hugging Face hub has. Raise `DataError` if it does not
+        """List a folder, or a URI of `pyarrow.fs` or of the Hugging Face hub. Raise `DataError` if it does not
         exist, cannot be reached, or has no file."""
         if is_uri(name):
             where, listed = list_remote(name)
@@ -55,21 +54,21 @@ class DocumentFolder:
             else:
                 raise DOCUMENTS.error_of_missing(name)
         if not found.files and not found.left_out:
-            raise DataError("no file in it", name, "give a folder with documents")
+            raise DataError("has no files", name, "give a folder with documents")
         found.files.sort(key=lambda file: file.path)
         return found
 
     def _walk(self, folder: Path, below: str, above: tuple[str, ...]) -> None:
-        """Add the files of a folder; `above` are the real paths of the whole folder and of those down to this one."""
+        """Add the files of a folder. `above` has the real paths of the imported folder, ..., its parent and itself."""
         for name in sorted(os.listdir(folder)):
             path, relative = folder / name, below + name
             real = os.path.realpath(path)
             if reason := _reason_of_name(name):
                 self.left_out[relative] = reason
             elif path.is_symlink() and not Path(real).is_relative_to(above[0]):
-                self.left_out[relative] = "is a link out of the folder; copy what it names"
+                self.left_out[relative] = "is a link to a path outside the folder; copy the file into the folder"
             elif not os.path.lexists(real):
-                self.left_out[relative] = "is a link to nothing; remove it"
+                self.left_out[relative] = "is a link to a path that does not exist; remove it"
             elif path.is_dir():
                 if real in above:
                     self.left_out[relative] = "is a link to a folder that contains it; remove it"

@@ -1,9 +1,8 @@
-"""Import of a folder: each file is read once, divided into passages and written, so memory holds one file at most.
+"""Import of a folder. Each file is read once, divided into passages and written, so memory holds at most one file.
 
 The same folder, questions, settings and seed give the same bytes. The output folder has the BEIR layout, which every
 command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers, belong to
-one split. An earlier import is replaced, and its splits are kept (`document_splits`).
-"""
+one split. An earlier import is replaced, and its splits are kept (`document_splits`)."""
 
 from __future__ import annotations
 
@@ -49,9 +48,8 @@ def import_folder(
 ) -> ImportSummary:
     """Write the passages of a folder of documents, and the questions that they answer, as a data set.
 
-    `model` is the encoder whose tokenizer and maximum length determine the passages. `log` is called with progress
-    lines. Raise `UserError` if the folder, the questions, the model or the output cannot be used.
-    """
+    The tokenizer and the maximum length of the encoder `model` determine the passages. `log` is called with progress
+    lines. Raise `UserError` if the folder, the questions, the model or the output cannot be used."""
     check_writable(output)
     if config.test_questions and not config.questions:
         raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
@@ -149,7 +147,7 @@ class _Import:
         summary.examples = [passage for *_, passage in self._nearest]
 
     def _note_copy(self, path: str, document: ParsedDocument) -> None:
-        """Record a file with the headings and text of an earlier one. A title may be a file's name, so is ignored."""
+        """Record a file if its headings and text equal an earlier file's. Titles are ignored: some are file names."""
         texts = [text for section in document.sections for text in (*section.headings, section.text)]
         first = self._texts.setdefault(key_of(*texts), path)
         if first != path:
@@ -162,8 +160,8 @@ class _Import:
         self._summary.shared += len({question.split or split for question, _ in matched}) > 1
 
     def write_questions(self, questions: Questions, splits: dict[str, str]) -> None:
-        """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows whose file was skipped are bad.
-        `splits` are those of the questions without an answer, by id."""
+        """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows of skipped files are bad rows.
+        `splits` has the splits of the questions without an answer, by id."""
         for path, reason in self._summary.skipped.items():
             for question in questions.by_file.get(path, ()):
                 questions.refuse(question, f"{path} was skipped: {reason}")
@@ -202,12 +200,12 @@ def _readable(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
         endings = Counter(map(_ending, files))
         there = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8)) or "nothing else"
         remedy = f"give a folder with files that end in {', '.join(kinds.KINDS)}"
-        raise DataError(f"no document in it; its files end in {there}", where, remedy)
+        raise DataError(f"has no documents; its files end in {there}", where, remedy)
     return readable
 
 
 def _chunker(config: ImportConfig, model: ModelConfig) -> Chunker:
-    """Return the chunker for an encoder, whose passages fit it together with special tokens and prompt."""
+    """Return the chunker for an encoder. Its passages, with special tokens and prompt, fit the encoder."""
     files = read_files(model)
     description = describe(files, model)
     tokenizer = load_tokenizer(files.sides["passage"].transformer)

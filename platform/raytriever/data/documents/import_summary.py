@@ -15,44 +15,33 @@ from raytriever.data.documents.document_questions import NO_FILE, Questions
 from raytriever.data.documents.passage_chunking import Passage
 from raytriever.data.formats.train_dev_test import SPLITS, Shares, few_questions, shares_of
 
-_SHOWN = 10  # maximum number of entries of a list
-_CHARACTERS = 160  # length at which an example is cut
+_SHOWN = 10  # maximum number of entries that are printed of a list
+_CHARACTERS = 160  # maximum length of an example; longer texts are cut
 
 
 @dataclass
 class ImportSummary:
-    """Figures of an import.
+    """Figures of an import."""
 
-    Args:
-        path: the folder that was written.
-        files: number of files that were read, by kind.
-        lengths: number of passages by their number of tokens, for each kind.
-        documents, passages: numbers of files and of passages by split.
-        skipped: documents that were not read, and names that were left out, each with the reason.
-        others: number of files that are not documents, by the ending of their names.
-        examples: some passages to show; the same folder always gives the same ones.
-        repeated: files that have the text of another file.
-        questions: the questions that were read; None without a file of questions.
-        judged: number of questions with an answer by split.
-        unanswerable: number of questions without an answer by split.
-        shared: number of files that answer questions of several splits.
-        replaces: whether an earlier import was replaced.
-    """
-
-    path: Path
-    files: Counter[str] = field(default_factory=Counter)
+    path: Path  # the folder that was written
+    files: Counter[str] = field(default_factory=Counter)  # number of files that were read, by kind
+    # For each kind, the number of passages by their number of tokens.
     lengths: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    # `documents`, `passages`: number of files and number of passages, by split.
     documents: Counter[str] = field(default_factory=Counter)
     passages: Counter[str] = field(default_factory=Counter)
+    # Documents that were not read, and names that were left out, each with the reason.
     skipped: dict[str, str] = field(default_factory=dict)
+    # Number of files that are not documents, by the ending of their names.
     others: Counter[str] = field(default_factory=Counter)
+    # Some passages to show. For the same folder they are always the same.
     examples: list[Passage] = field(default_factory=list)
-    repeated: list[str] = field(default_factory=list)
-    questions: Questions | None = None
-    judged: Counter[str] = field(default_factory=Counter)
-    unanswerable: Counter[str] = field(default_factory=Counter)
-    shared: int = 0
-    replaces: bool = False
+    repeated: list[str] = field(default_factory=list)  # files with the same text as another file
+    questions: Questions | None = None  # the questions that were read; None without a file of questions
+    judged: Counter[str] = field(default_factory=Counter)  # number of questions with an answer, by split
+    unanswerable: Counter[str] = field(default_factory=Counter)  # number of questions without an answer, by split
+    shared: int = 0  # number of files that answer questions of several splits
+    replaces: bool = False  # whether an earlier import was replaced
 
 
 def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> Iterator[str]:
@@ -76,7 +65,7 @@ def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> I
     parts = [f"{split} {summary.documents[split]:,} files ({summary.passages[split]:,} passages)" for split in SPLITS]
     apart = "No file is in two splits."
     if summary.shared:
-        apart = f"{summary.shared:,} of them answer questions of several splits, as these are named."
+        apart = f"{summary.shared:,} of the files answer questions of several splits, because rows name the splits."
     yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. {apart}"
     if summary.replaces:
         yield f"{summary.path} was replaced. Files and questions of the earlier import keep their splits."
@@ -117,7 +106,7 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
             f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
             f"answer a question, write `{NO_FILE}` as its file."
         )
-    # Advice about shares is useless after an earlier import, whose questions keep their splits.
+    # After an earlier import, advice about shares is useless: the questions keep their splits.
     if (
         not summary.replaces
         and summary.judged

@@ -1,11 +1,10 @@
 """Passages of a document: windows of tokens in each section, cut at the end of a paragraph or a sentence.
 
-The title of a passage consists of the document's title and the headings above it, so a passage shows where it belongs.
+The title of a passage consists of the document's title and the headings above the passage, so it shows the context.
 Title and text together fit the encoder. A passage that begins within a table repeats the table's header.
 
-The id is the path and the section's anchor, and from the second passage of a section on also its number:
-`guide/setup.md#install`, `guide/setup.md#install:2`.
-"""
+The id consists of the path and the section's anchor. From the second passage of a section on, it ends in a number:
+`guide/setup.md#install`, `guide/setup.md#install:2`."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from raytriever.core.reading.documents.sections import ParsedDocument, Section, 
 
 _ENDS = (re.compile(r"\n\s*\n"), re.compile(r"[.!?][\"'”’)\]]*\s+|[。！？]"), re.compile(r"\s+"))
 _BEGINS = _ENDS[1:]
-# A tokenizer needs about a hundred times the memory of its text, so a long section is divided first.
+# Maximum length of a tokenized piece of a section: a tokenizer needs about a hundred times the memory of its text.
 _MOST_CHARACTERS = 100_000
-# A passage may have a few more tokens than its window in the section, because its first word lost the space before it.
+# Tokens in reserve: a passage may have a few more than its window, as its first word lost the space before it.
 _RESERVE = 2
-_SHARE_OF_TITLE = 4  # a title has at most a quarter of the tokens
+_SHARE_OF_TITLE = 4  # a title has at most a quarter of a passage's tokens
 _UNSAFE = re.compile(r"[\s%#:\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Passage of a section, with its innermost heading, its title, and the number of tokens of title and text."""
+    """Passage of a section, with the innermost heading, the title, and the number of tokens of title and text."""
 
     id: str
     anchor: str
@@ -41,11 +40,10 @@ class Passage:
 
 
 class Chunker:
-    """Divide documents into passages of at most `tokens` tokens, titles included, with a serialized tokenizer.
+    """Divider of documents into passages of at most `tokens` tokens, including the title.
 
-    A passage repeats `overlap` tokens of the one before it. Raise `ConfigError` if the overlap is not below half of the
-    tokens that are left for the text.
-    """
+    The tokenizer is passed in serialized form. A passage repeats `overlap` tokens of the passage before it. Raise
+    `ConfigError` if the overlap is not below half of the tokens that are left for the text."""
 
     def __init__(self, tokenizer: str, tokens: int, overlap: int) -> None:
         from tokenizers import Tokenizer
@@ -54,7 +52,7 @@ class Chunker:
         self.tokens, self.overlap = tokens, overlap
         smallest = self._text_tokens(tokens // _SHARE_OF_TITLE)
         if 2 * overlap >= smallest:
-            what = f"{overlap} is too many: next to a title a passage has {smallest} tokens"
+            what = f"{overlap} is too many: a long title leaves {smallest} tokens for the text of a passage"
             raise ConfigError(what, setting("overlap_tokens"), f"give less than {smallest // 2}")
 
     def passages(self, path: str, document: ParsedDocument) -> Iterator[Passage]:
@@ -80,7 +78,7 @@ class Chunker:
         return words, min(len(ends), most)
 
     def _windows(self, text: str, in_title: int, tables: Sequence[TableRows]) -> Iterator[tuple[str, int]]:
-        """Yield windows of a text with the number of their tokens; `tables` are ranges of the text."""
+        """Yield windows of a text, each with its number of tokens. `tables` are the ranges of tables in the text."""
         offsets, most = self._offsets(text), self._text_tokens(in_title)
         first, begin = 0, 0
         while first < len(offsets):
@@ -89,7 +87,7 @@ class Chunker:
             if len(offsets) - first <= size:
                 last, end = len(offsets), len(text)
             else:
-                # The latest good end in the second half of the window.
+                # Take the latest end of a paragraph, sentence or word in the second half of the window.
                 end = _end(text, offsets[first + size // 2][0], offsets[first + size][0])
                 last = _token_from(offsets, end, first)
             if window := text[begin:end].strip():
@@ -101,7 +99,7 @@ class Chunker:
                 # In a table the overlap consists of whole rows.
                 patterns = _ENDS[:1] if _table_at(tables, end) else _BEGINS
                 begin = _begin(text, offsets[max(first + 1, last - self.overlap)][0], end, patterns)
-            first = max(first + 1, _token_from(offsets, begin, first))  # bytes of one character have equal offsets
+            first = max(first + 1, _token_from(offsets, begin, first))  # tokens of one character have equal offsets
 
     def _header(self, tables: Sequence[TableRows], position: int, most: int) -> tuple[str, int]:
         table = _table_at(tables, position)
@@ -133,8 +131,8 @@ def passage_id(path: str, anchor: str, number: int = 1) -> str:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, int]]:
-    """Yield pieces of a text that are small enough for the tokenizer's memory, cut at the end of a paragraph or a
-    sentence, each with the position of its first character."""
+    """Yield pieces of a text, each with the position of its first character. A piece is small enough to tokenize, and
+    ends with a paragraph or a sentence, if possible."""
     start = 0
     while len(text) - start > _MOST_CHARACTERS:
         end = _end(text, start + _MOST_CHARACTERS // 2, start + _MOST_CHARACTERS)
@@ -148,7 +146,7 @@ def _table_at(tables: Sequence[TableRows], position: int) -> TableRows | None:
 
 
 def _end(text: str, first: int, last: int) -> int:
-    """Return the last end of a paragraph in a range, else of a sentence, else of a word, else the end of the range."""
+    """Return the last end of a paragraph in a range. If there is none: of a sentence, of a word, or of the range."""
     for pattern in _ENDS:
         ends = [match.end() for match in pattern.finditer(text, first, last)]
         if ends:
@@ -157,7 +155,7 @@ def _end(text: str, first: int, last: int) -> int:
 
 
 def _begin(text: str, first: int, last: int, patterns: Sequence[re.Pattern[str]]) -> int:
-    """Return the first position in a range behind a match of the first pattern that has one, else the end."""
+    """Return the end of the first match in a range, for the first pattern with a match; else the end of the range."""
     for pattern in patterns:
         match = pattern.search(text, first, last)
         if match is not None and match.end() < last:

@@ -1,4 +1,4 @@
-"""Reader of documents in a separate process, so that no file can stall an import or fill the machine's memory."""
+"""Reader of documents in a separate process. So no file can stop an import or fill the machine's memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from raytriever.core.store.capacity import format_size
 from raytriever.data.data_sources import SourceFile, open_stream
 
 _MEMORY = 1_000_000_000  # limit of the process in bytes
-# Limits of processor time in seconds: for a file, and for each MB of it. A PDF page of 20 kB takes 0.1 s; HTML and
+# Limits of CPU time in seconds: for a file, and for each MB of it. A PDF page of 20 kB takes 0.1 s; HTML and
 # Markdown take 0.7 s for each MB. Hostile files can contain work for days.
 _SECONDS = dict.fromkeys((read_document.PDF, read_document.WORD, read_document.SLIDES), (30.0, 20.0))
 _SECONDS_OF_TEXT = (3.0, 4.0)
 
 
 class DocumentReader(ChildProcess):
-    """Reader of the files of a folder; use it as a context manager."""
+    """Context manager that reads files of a folder."""
 
     def __init__(self) -> None:
         super().__init__("raytriever.data.documents.reader_process", _MEMORY)
@@ -42,7 +42,7 @@ class DocumentReader(ChildProcess):
         except MemoryError:
             raise DataError(f"needs more than {format_size(_MEMORY)} of memory to read", file.where, remedy) from None
         except ChildProcessError as error:
-            raise DataError(f"ends the process that reads it ({error})", file.where, "leave it out") from None
+            raise DataError(f"makes the process that reads it die ({error})", file.where, "leave it out") from None
         return document
 
 

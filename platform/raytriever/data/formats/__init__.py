@@ -1,1 +1,1 @@
-"""Data files become records: readers of rows, one module per published format, recognition of the format."""
+"""Conversion of data files to records: readers of rows, one module per published format, and their recognition."""

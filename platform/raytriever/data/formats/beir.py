@@ -5,8 +5,7 @@ A pair judged 0 is also a hard negative of origin `gold`.
 
 Data sets are also read by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280), as
 `ir_datasets:beir/scifact`. The judgements are those of this name, and of the names directly below it that contain a
-split (`beir/scifact/train`). The split is the one in the name, or `test` if the name contains none.
-"""
+split (`beir/scifact/train`). The split is the one in the name, or `test` if the name contains none."""
 
 from __future__ import annotations
 
@@ -57,13 +56,13 @@ def is_whole(source: Source) -> bool:
 
 
 def is_begun(source: Source) -> bool:
-    """Return True if the source has at least one of the three; it may be an incomplete BEIR folder."""
+    """Return True if the source has at least one of corpus, queries and judgements."""
     return any(plan.has_file(source, pattern) for pattern in (_CORPUS, _QUERIES, _QRELS))
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a BEIR folder, which may have a corpus only. Raise `DataError` if there is no corpus, or if
-    there are judgements without queries."""
+    """Return the plan of a BEIR folder. A corpus alone is enough. Raise `DataError` if there is no corpus, or if there
+    are judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
     judged = plan.plain_before_packed(file for file in source.files if _is_judged(file))
     has_queries = bool(judged) or plan.has_file(source, _QUERIES)
@@ -81,7 +80,7 @@ def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFi
     files = plan.files_of(source, pattern)
     if not files:
         remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
-        what = f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {plan.shown(source)}"
+        what = f"has no {stem}.jsonl or {stem}.jsonl.gz; it contains {plan.shown(source)}"
         raise DataError(what, source.where, remedy)
     return files
 
@@ -108,12 +107,12 @@ def _judged_part(file: SourceFile) -> plan.Part:
     if _TREC.fullmatch(first):
         return plan.Part(file.where, kind, qrels_columns, split=split)
     header = tuple(first.split("\t"))
-    header = header if header in _HEADERS else _HEADERS[0]  # the reader then reports this header as the expected one
+    header = header if header in _HEADERS else _HEADERS[0]  # the reader's error names this header as expected
     return plan.Part(file.where, kind, partial(judgement_columns, header), header, split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "title", "text"}`; `_id` may be called `id`. The title may be missing, and one of both empty."""
+    """Row `{"_id", "title", "text"}`; `_id` may be called `id`. Title or text may be empty, and the title missing."""
     name = _id_of(row)
     records.documents.append(Document(name, *plan.passage_of(row)))
 
@@ -152,7 +151,7 @@ def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
         raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
     score = row["score"]
     if isinstance(score, float) and score.is_integer():
-        score = int(score)  # some Parquet files of the hub have such scores
+        score = int(score)  # some Parquet files of the hub have whole numbers as floats
     if type(score) is not int or not _INTEGER.fullmatch(str(score)):
         raise BadRow(f"score {str(score)[:20]!r} is not an integer")
     more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
@@ -185,7 +184,7 @@ def unanswerable_row(row: Mapping[str, Any], records: Records, split: str) -> No
 def add_judged(
     records: Records, split: str, query: str, document: str, score: int, source: str = SOURCES[0], rank: int = 0
 ) -> None:
-    """Add a judged pair; one that was judged 0 is a hard negative as well."""
+    """Add a judged pair. A pair with grade 0 is also added as a hard negative."""
     records.judgements.append(Judgement(split, query, document, score, source, rank))
     if score == 0:
         records.negatives.append(Negative(query, document, "gold"))
@@ -208,8 +207,8 @@ _IR_DOCS, _IR_QUERIES, _IR_QRELS = "docs", "queries", "qrels"
 
 
 def plan_ir(source: Source) -> plan.Plan:
-    """Return the plan of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or
-    judgements."""
+    """Return the plan for a name of `ir_datasets`. Raise `DataError` if the package is missing, if it does not know the
+    name, or if the data set has no texts or no judgements."""
     name = source.where.removeprefix(IR_DATASETS)
     registry = _package().registry
     _load(name)
@@ -234,8 +233,8 @@ def _ir_part(name: str, what: str, parse: plan.RowParser, split: str | None = No
 
 
 def read_ir_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of JSON lines, see `pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read or
-    download the data."""
+    """Yield pieces of JSON lines (see `pieces_of`). Raise `DataError` if `ir_datasets` is missing, or if it cannot read
+    or download the data."""
     return pieces_of(enumerate(_json_lines(where), 1), size, where, "choose another name")
 
 

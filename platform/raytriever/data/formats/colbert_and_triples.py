@@ -1,8 +1,7 @@
 """Files without headers: triples of texts (MS MARCO), and folders of ColBERT (Khattab and Zaharia 2020,
 arXiv:2004.12832). docs/reference/formats.md describes both.
 
-The name of a file of judgements or triples contains the split, such as `qrels.dev.small.tsv`.
-"""
+The name of a file of judgements or triples contains the split, such as `qrels.dev.small.tsv`."""
 
 from __future__ import annotations
 
@@ -36,18 +35,18 @@ def is_whole(source: Source) -> bool:
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a folder that has a collection, and perhaps nothing else. Raise `DataError` if there are
-    queries without judgements, judgements without queries, or triples of texts."""
+    """Return the plan of a folder. A collection alone is enough. Raise `DataError` if there is no collection, or if
+    there are queries without judgements, judgements without queries, or triples of texts."""
     patterns = (_COLLECTION, _QUERIES, _QRELS, _TRIPLES)
     collection, queries, qrels, triples = (plan.files_of(source, pattern) for pattern in patterns)
     if not collection or bool(queries) != bool(qrels or triples):
         missing = "collection.tsv" if not collection else "qrels.tsv or triples.json" if queries else "queries.tsv"
-        raise DataError(f"no {missing} in it; it holds {plan.shown(source)}", source.where, "add it, with the same ids")
+        raise DataError(f"has no {missing}; it has {plan.shown(source)}", source.where, "add it, with the same ids")
     parts = [plan.Part(file.where, "tsv", passage_columns) for file in collection]
     parts += [plan.Part(file.where, "tsv", topic_columns) for file in queries]
     for file in (*qrels, *triples):
         if file in triples and has_triples(file.where):
-            what = "has texts, not ids of the collection next to it"
+            what = "has texts, but next to a collection it must have ids"
             raise DataError(what, file.where, "move it into a folder of its own")
         parse = qrels_columns if file in qrels else triple_ids
         parts.append(plan.Part(file.where, "tsv", parse, split=plan.split_if_named(file.path) or ""))
@@ -55,7 +54,7 @@ def plan_folder(source: Source) -> plan.Plan:
 
 
 def passage_columns(row: Sequence[str], records: Records, _: str) -> None:
-    """Id, text and perhaps the title of a passage."""
+    """Row of a passage: id, text and perhaps a title."""
     if len(row) not in (2, 3):
         raise BadRow(f"{_columns(row)}, not 2 or 3: passage id, text and perhaps a title, separated by tabs")
     fields = dict(zip(("id", "text", "title"), row, strict=False))
@@ -64,7 +63,7 @@ def passage_columns(row: Sequence[str], records: Records, _: str) -> None:
 
 
 def triple_ids(row: Sequence[str], records: Records, split: str) -> None:
-    """Ids of a query, a positive and negatives, in columns or as a JSON array."""
+    """Row of the ids of a query, a positive and negatives, in columns or as a JSON array."""
     values: list[Any] = list(row)
     if len(row) == 1 and row[0].lstrip().startswith("["):
         try:
@@ -92,7 +91,7 @@ def _id(value: Any) -> str:
 
 
 def triple_columns(row: Sequence[str], records: Records, split: str) -> None:
-    """Query, positive and negative. The origin of the negative is `bm25`, as in MS MARCO."""
+    """Row of the texts of a query, a positive and a negative. The negative's origin is `bm25`, as in MS MARCO."""
     if len(row) != 3:
         raise BadRow(f"{_columns(row)}, not 3: query, positive and negative, separated by tabs")
     query, positive, negative = map(plan.text_value, row, ("query", "positive", "negative"))

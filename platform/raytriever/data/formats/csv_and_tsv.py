@@ -1,8 +1,7 @@
-"""CSV and TSV files as rows of fields: their separator, header, line ends, quotation marks, and lists in cells.
+"""Reader of CSV and TSV files: separator, header, line ends, quotation marks, and lists in cells.
 
-Python's `csv` parses the rows, so a quoted field may hold separators and line breaks. A TSV file has quotation marks
-around whole fields only, as spreadsheets write them; other marks belong to the text.
-"""
+Python's `csv` parses the rows, so a quoted field may contain separators and line breaks. In a TSV file, only quotation
+marks around a whole field enclose it, as spreadsheets write them; other marks belong to the text."""
 
 from __future__ import annotations
 
@@ -26,34 +25,28 @@ from raytriever.data.records_and_bad_rows import BadRow
 
 _SEPARATORS = ",;\t|"
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}
-_HEADER_LINES, _QUOTED_LINES = 100, 1_000  # maximum lines of a header, and of a quoted field in a TSV file
+_HEADER_LINES, _QUOTED_LINES = 100, 1_000  # maximum number of lines of a header, and of a quoted field in a TSV file
 _BEGIN = 1 << 16
 _FIRST_END = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+(\r\n|\r|\n)')
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # written by Excel
 _QUOTED = re.compile(r'"(?:[^"]|"")+"')
-_OPEN = re.compile(r'(?:^|\t)"[^"]*+(?:""[^"]*+)*+$')  # a quoted field does not end on this line
+_OPEN = re.compile(r'(?:^|\t)"[^"]*+(?:""[^"]*+)*+$')  # a quoted field begins, but does not end, on this line
 _LIST = re.compile(r"""\[\s*(?:[bru]?["'].*["'][\s,]*)?\]""", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """CSV or TSV file.
-
-    Args:
-        columns: names in its header, line breaks replaced by spaces.
-        begin: number of lines of the header, including blank lines before it.
-        line_end: `\\n`, or `\\r` of a file without line feeds, such as "CSV (Macintosh)" of Excel.
-    """
+    """CSV or TSV file."""
 
     where: str
     separator: str
-    columns: tuple[str, ...]
-    begin: int = 1
-    line_end: str = "\n"
+    columns: tuple[str, ...]  # names in the header. Their line breaks are replaced by spaces.
+    begin: int = 1  # number of lines of the header, including blank lines before it
+    line_end: str = "\n"  # `\\n`; or `\\r` if the file has no line feeds, such as Excel's "CSV (Macintosh)"
 
     @classmethod
     def open(cls, where: str) -> TableFile:
-        """Read the header; raises `DataError` if the file is empty, is not UTF-8, or names a column twice."""
+        """Read the header. Raise `DataError` if the file is empty, is not UTF-8, or has a column twice."""
         with reading(where, [0]), closing(open_stream(where)) as stream:
             first_end = _FIRST_END.match(stream.read(_BEGIN))
         line_end = "\r" if first_end and first_end[1] == b"\r" else "\n"
@@ -79,7 +72,7 @@ class TableFile:
         return cls(where, separator, names, before + count, line_end)
 
     def rows(self) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield, for each row that is not blank, its first line, and its fields or the reason why it is bad. Raise
+        """Yield, for each row that is not blank, the number of its first line, and its fields or why it is bad. Raise
         `DataError` if the file is not UTF-8, or if a quotation mark of a CSV file is never closed."""
         read, width = [0], len(self.columns)
         with closing(_lines(self.where, self.line_end, read)) as lines:
@@ -97,13 +90,13 @@ class TableFile:
 
     @property
     def description(self) -> str:
-        """Description of how the file is read, for a message."""
+        """Text for messages that says how the file is read."""
         marks = ", quotation marks kept unless they enclose a whole field" if self.separator == "\t" else ""
         return f"columns separated by {_NAMES.get(self.separator, self.separator)}{marks}"
 
 
 def texts_in(cell: str) -> str | list[str]:
-    """Return the texts of a cell that holds a list as pandas, NumPy or JSON write it; return any other cell unchanged.
+    """Return the texts of a cell that holds a list as written by pandas, NumPy or JSON. Return other cells unchanged.
     Raise `BadRow` if the cell has the brackets and quotation marks of a list, but is not a list."""
     if not _LIST.fullmatch(cell.strip()):
         return cell
@@ -113,7 +106,7 @@ def texts_in(cell: str) -> str | list[str]:
             return [encodable(value, "list") for value in values]
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(cell.strip()).readline))
-        # Strings are parsed one by one: NumPy writes no commas, and Python would join adjacent strings.
+        # Parse strings one by one: NumPy writes no commas between them, so Python would join adjacent strings.
         texts = [literal_eval(token.string) for token in tokens if token.type == tokenize.STRING]
     except (tokenize.TokenError, SyntaxError, ValueError):
         tokens, texts = [], [None]
@@ -124,7 +117,7 @@ def texts_in(cell: str) -> str | list[str]:
 
 
 def _lines(where: str, line_end: str, read: list[int]) -> Generator[str]:
-    """Yield the lines of a file as text with their ends; count them in `read[0]`."""
+    """Yield the lines of a file as text, with their line ends. `read[0]` is the number of lines so far."""
     with reading(where, read), closing(open_stream(where)) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", line_end)
         while line := text.readline(MOST_ROW_BYTES + 1):
@@ -168,9 +161,9 @@ def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str],
 
 
 def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | str, int]]:
-    """Yield the fields of each row of a TSV file, or why it is bad, and its number of lines. A line is a row, unless a
-    quoted field contains a tab or a line break; then `csv` reads the row. An unclosed quotation mark belongs to the
-    text if the next line is a whole row."""
+    """Yield the fields of each row of a TSV file (or why the row is bad), and the number of its lines. A line is a row,
+    unless a quoted field contains a tab or a line break. Then `csv` reads the row. If the line after an unclosed
+    quotation mark is a whole row, the mark belongs to the text."""
     ahead = deque[str]()
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         fields, is_open = _split(line), _OPEN.search(line.rstrip("\r\n"))
@@ -190,7 +183,7 @@ def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | st
             continue
         ahead.extendleft(reversed(rest))
         if is_row and rest and rest[0].strip() and len(_split(rest[0])) != width:
-            yield "a quotation mark that is never closed begins its last field", 1
+            yield "its last field begins with a quotation mark that is never closed", 1
         else:
             yield fields, 1
 

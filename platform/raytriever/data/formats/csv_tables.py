@@ -1,11 +1,10 @@
 """CSV and TSV files of queries and passages, or of sentence pairs of natural language inference.
 
-Columns are named by the caller, or recognized by their names. A list of texts in a cell is several passages. A column
-`score` is read only if it is named: in published tables it often counts votes.
+Columns are named by the caller, or recognized by their names. A cell with a list of texts holds several passages. A
+column `score` is read only if the caller names it, because in published tables it often counts votes.
 
-Rows become the rows of the formats `sentence-transformers` and `pairs`. Their splits come from a column `split`, or
-from the names of the files. A single file without either is divided by hashes of its queries (`train_dev_test`).
-"""
+Rows are converted to rows of the formats `sentence-transformers` and `pairs`. Their splits come from a column `split`,
+or from the names of the files. A single file without either is divided by hashes of its queries (`train_dev_test`)."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from raytriever.data.formats.tevatron_dpr_and_pairs import NEGATIVE, SCORES, VOT
 from raytriever.data.records_and_bad_rows import BadRow, Records
 
 SIGNATURE = "CSV or TSV: columns of queries and passages, or premise, hypothesis, label"
-UNREADABLE = ""  # field with the reason why a row of the table cannot be read
+UNREADABLE = ""  # name of the field that says why a row of the table cannot be read
 _REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
 _SPLIT = "split"
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -35,7 +34,7 @@ _LABELS = tuple(name for name in SCORES if name not in VOTES)
 
 
 class Role(NamedTuple):
-    """Role of a column: its name for the caller, names by which it is recognized, and whether it may be missing."""
+    """Role of a column: its name in `--columns`, names by which it is recognized, and whether it may be missing."""
 
     name: str
     names: tuple[str, ...]
@@ -56,7 +55,7 @@ SCORE = Role("score", (), optional=True)
 def choose_columns(
     where: str, columns: Sequence[str], roles: Sequence[Role], named: Mapping[str, str], remedy: str
 ) -> dict[str, str]:
-    """Return the column of each role that a table has; no column has two roles. Raise `DataError` if a column that the
+    """Return the column for each role that a table has. No column has two roles. Raise `DataError` if a column that the
     user named is missing, or a required one is not recognized.
 
     Args:
@@ -106,8 +105,7 @@ def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...
     """Return the fields of a table, the name of each column in its format, and a note on how it is read.
 
     `columns` is `--columns`, or empty to recognize all columns. Raise `DataError` if the file is empty or not UTF-8, or
-    a column is missing.
-    """
+    a column is missing."""
     table = TableFile.open(file.where)
     names = _names(table, columns)
     roles = {"anchor": "query", "positive": "passage"}
@@ -121,15 +119,14 @@ def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int
     """Yield rows as JSON objects with their first line, see `pieces_of`; errors name the line in the file.
 
     `names` has the name of each column; columns named "" are left out. Raise `DataError` if there is no row, or the
-    file is broken.
-    """
+    file is broken."""
     rows = TableFile.open(where).rows()
     lines = ((line, json.dumps(_row(fields, names), ensure_ascii=False).encode()) for line, fields in rows)
     return pieces_of(lines, size, where, "give rows below the header")
 
 
 def row_of(line: bytes) -> dict[str, Any]:
-    """Return a row of `read_rows`; raises `BadRow` with the reason if the table's row is bad."""
+    """Parse a row that `read_rows` yielded; raises `BadRow` with the reason if the table's row is bad."""
     row = object_of(line)
     if UNREADABLE in row:
         raise BadRow(row[UNREADABLE])
@@ -150,8 +147,8 @@ def _row(fields: list[str] | str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def value_of(name: str, value: Any) -> Any:
-    """Return the value of a cell in the column `name` of the format: a number in a column of scores, texts if the cell
-    holds a list. Raise `BadRow` for a cell that looks like a list but is not one."""
+    """Return the value of a cell in the column `name` of the format. In a column of scores it is a number. If the cell
+    holds a list, it is a list of texts; raise `BadRow` if the cell only looks like a list."""
     if name in SCORES:
         return number_of(value)
     is_texts = name in ("anchor", "positive", CONTEXTS) or NEGATIVE.fullmatch(name)
@@ -173,7 +170,7 @@ def _names(table: TableFile, given: str) -> tuple[str, ...]:
 
 
 def _header_error(where: str, columns: Sequence[str], separator: str) -> DataError | None:
-    """Return the error of a table without a recognized column, if its first row holds texts or numbers."""
+    """Return the error "has no header" if the first row of a table has texts or numbers instead of names, else None."""
     if not any(len(name.split()) >= TEXT_WORDS or name.isdecimal() for name in columns):
         return None
     what = f"has no header: its first row is {', '.join(repr(name[:30]) for name in columns[:4])}"
@@ -183,11 +180,10 @@ def _header_error(where: str, columns: Sequence[str], separator: str) -> DataErr
 
 
 def column_names(columns: Sequence[str], first: Sequence[Any], chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the name of each column of a table of pairs in the data format, "" for a column that is not read.
+    """Return, for each column of a table of pairs, its name in the data format; "" for a column that is not read.
 
-    `first` has the values of the first row, because only a column of numbers can hold labels. `chosen` has the columns
-    of the query, the passage and perhaps the score.
-    """
+    `first` has the values of the first row, because only a column of numbers can hold labels. `chosen` has the names of
+    the columns for the query, the passage and perhaps the score."""
     own = {chosen["query"]: "anchor", chosen["passage"]: "positive"}
     if "score" in chosen:
         own[chosen["score"]] = "score"

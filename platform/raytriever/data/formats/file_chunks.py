@@ -1,10 +1,9 @@
-"""Chunks of whole rows of a file, which one process reads and another parses.
+"""Chunks of whole rows of a file. One process reads a chunk, and another may parse it.
 
 1. `read_chunks` streams a `Part`, one file of a data set, as `FileChunk`s of about 1 MiB, cut only between rows.
-2. `parse_chunk` turns a chunk into `Records` in any process: parts and chunks can be pickled.
+2. `parse_chunk` converts a chunk to `Records` in any process, because parts and chunks can be pickled.
 
-Memory holds one chunk, which has about `size` bytes or one longer row.
-"""
+Memory holds one chunk. It has about `size` bytes, or one longer row."""
 
 from __future__ import annotations
 
@@ -35,11 +34,10 @@ _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
 
 @dataclass(frozen=True)
 class FileChunk:
-    """Whole rows of a part: `number` counts the chunks of the part from 0, `first_row` is its first row, from 1.
+    """Chunk of whole rows of a part. `number` is its number in the part, from 0; `first_row` its first row, from 1.
 
-    The payload is an Arrow IPC stream for `parquet` and `arrow`. For all other kinds, such as tables and JSON arrays,
-    it is text whose rows end at `\\n`.
-    """
+    For the kinds `parquet` and `arrow`, the payload is an Arrow IPC stream. For all other kinds, such as tables and
+    JSON arrays, it is text whose rows end with `\\n`."""
 
     part: int
     number: int
@@ -50,7 +48,7 @@ class FileChunk:
 @dataclass
 class Parsed:
     """Parsed chunk: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
-    `marks` has, for each good row, its number and the lengths of the columns of the records after this row."""
+    `marks` has, for each good row, its number and the lengths of all columns of `records` after this row was added."""
 
     records: Records
     bad: list[dict[str, Any]]
@@ -58,7 +56,7 @@ class Parsed:
     marks: list[tuple[int, int, int, int, int]]
 
     def rows_of(self, column: Column) -> Int64[ndarray, " records"]:
-        """Return, for each record of a column of the records, the number of its row in the file."""
+        """Return, for each record in a column, the number of its row in the file."""
         marks = np.array(self.marks, dtype=np.int64).reshape(-1, 1 + len(COLUMNS))
         return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
 
@@ -68,8 +66,8 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
     or of another kind.
 
     Args:
-        index: position of the part among all parts, stored in each chunk.
-        size: bytes after which a chunk is cut at the next row; Parquet is cut into batches of about this size.
+        index: index of the part among all parts. It is stored in each chunk.
+        size: number of bytes after which a chunk ends with the next row. Batches of Parquet have about this size.
     """
     if part.rows is not None:
         pieces = rows.read_object(part.where, size, part.rows)
@@ -82,7 +80,7 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
 
 
 def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
-    """Return the records of a chunk. Each bad row is quarantined separately, with its file, number and reason."""
+    """Return the records of a chunk. Each bad row is quarantined with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
     columns: list[list[Any]] = [getattr(parsed.records, column) for column in (*COLUMNS, "answers")]
     lengths = [0] * len(columns)

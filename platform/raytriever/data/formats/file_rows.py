@@ -1,9 +1,8 @@
 """Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays, Parquet and Arrow.
 
-Text rows end at a newline byte and nowhere else, because texts contain U+2028, U+0085 and other characters at which
-`str.splitlines` would break them. Only a file that is one JSON object is held in memory as a whole. Parquet columns of
-extension types are refused.
-"""
+Text rows end only at a newline byte. Texts may contain U+2028, U+0085 and other characters at which `str.splitlines`
+would divide them. Only a file that is one JSON object is loaded into memory as a whole. Parquet columns of extension
+types are refused."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
 
 
 def first_row(where: str) -> bytes:
-    """Return the first row that is not blank, empty if there is none; raises `DataError` for a broken gzip."""
+    """Return the first row that is not blank; empty if there is none. Raise `DataError` for a broken gzip file."""
     rows: Any = numbered_rows(where)
     with closing(rows):
         return bytes(next(rows, (1, b""))[1])
 
 
 def text_of(row: bytes) -> str:
-    """Return a row as text; raises `BadRow` naming the first byte that is not UTF-8."""
+    """Return a row as text; raises `BadRow`, with the first byte that is not UTF-8."""
     try:
         return row.decode()
     except UnicodeDecodeError as error:
@@ -76,7 +75,7 @@ def object_of(row: bytes) -> dict[str, Any]:
     return parsed
 
 
-# Nobody writes a text as long as this: the file has no rows, or was made to fill memory.
+# No text is as long as this: the file has no line ends, or was made to fill the memory.
 MOST_ROW_BYTES = 1 << 28
 
 
@@ -90,7 +89,7 @@ def whole_object(where: str) -> dict[str, Any]:
 
 
 def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of the rows of a file that is one JSON object, see `pieces_of`. Raise `DataError` if it is none."""
+    """Yield pieces of the rows of a file that is one JSON object (see `pieces_of`). Raise `DataError` if it is not."""
 
     def lines() -> Iterator[bytes]:
         try:
@@ -104,10 +103,9 @@ def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, byte
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of whole rows, each with the number of its first row, counted from 1.
 
-    A piece has at most `size` bytes, or one longer row, and ends with the last row that fits. If `header` is given, the
-    first row must name these columns; it is then not part of the pieces. Raise `DataError` if there is no row, a row is
-    longer than 256 MB, the header differs, or the gzip is broken.
-    """
+    A piece ends with the last row that fits into `size` bytes, or has one longer row. If `header` is passed, the first
+    row must have these names of columns; it is then not part of the pieces. Raise `DataError` if there is no row, a row
+    is longer than 256 MB, the header differs, or the gzip is broken."""
     row, seen = 1, False
     for piece in _whole_rows(where, size):
         if row == 1:
@@ -125,15 +123,15 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
     if row == 1 and header:
         raise wrong_header(where, "'' (the file is empty)", header)
     if not seen and header:
-        raise DataError("no judgement in it", where, f"give rows of {'<TAB>'.join(header)}")
+        raise DataError("has no judgements", where, f"give rows of {'<TAB>'.join(header)}")
     if not seen:
-        what = "no row in it, the file is empty" if row == 1 else "no row in it"
+        what = "has no rows: the file is empty" if row == 1 else "has no rows"
         raise DataError(what, where, "give one JSON object a line")
 
 
 def _whole_rows(where: str, size: int) -> Iterator[bytes]:
     rows = [0]
-    begun: list[bytes] = []  # blocks of a row that has not ended, joined once
+    begun: list[bytes] = []  # blocks of a row that has not ended; they are joined at its end
     rest = b""
     with reading(where, rows), closing(open_stream(where)) as stream:
         while len(rest := rest + _read(stream, size - len(rest))) == size:
@@ -156,7 +154,7 @@ def _too_long(where: str, row: int) -> DataError:
 
 
 def _read(stream: Any, size: int) -> bytes:
-    """Read `size` bytes, fewer only at the end of the file. A server may send only a few bytes for each `read`."""
+    """Read `size` bytes, or fewer at the end of the file. A server may send fewer bytes, so `read` is repeated."""
     blocks = []
     while size and (block := stream.read(size)):
         blocks.append(block)
@@ -169,7 +167,7 @@ def wrong_header(where: str, actual: str, header: Sequence[str], separator: str 
     return DataError(f"the header is {actual}", f"{where} row 1", f"it must be {separator.join(header)}")
 
 
-# Matches up to the next bracket outside strings, or up to the quote of a string that continues in the next block.
+# Matches up to the next bracket outside strings, or up to the opening quote of a string that ends in a later block.
 _SIGN = re.compile(rb'[^"\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[\]{}]*+)*+([\[\]{}"])?', re.DOTALL)
 _BEGIN = 1 << 16
 _BETWEEN = b", \t\r\n"
@@ -177,8 +175,8 @@ _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 
 
 def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of a JSON array's objects as lines, see `pieces_of`. Raise `DataError` if the file is not an array,
-    is cut off or empty, or its gzip is broken."""
+    """Yield pieces of the objects of a JSON array, as lines (see `pieces_of`). Raise `DataError` if the file is not an
+    array, is cut off or empty, or is a broken gzip file."""
     return pieces_of(enumerate(_elements(where, size), 1), size, where, "give an array of JSON objects")
 
 
@@ -197,7 +195,7 @@ def pieces_of(rows: Iterable[tuple[int, bytes]], size: int, where: str, remedy: 
     if lines:
         yield first, b"\n".join(lines) + b"\n"
     elif not first:
-        raise DataError("no row in it", where, remedy)
+        raise DataError("has no rows", where, remedy)
 
 
 def _elements(where: str, size: int) -> Iterator[bytes]:
@@ -205,7 +203,7 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
     with reading(where, rows), closing(open_stream(where)) as stream:
         buffer = stream.read(max(size, _BEGIN)).removeprefix(BYTE_ORDER_MARK)
         if not buffer:
-            raise DataError("no row in it, the file is empty", where, "give an array of JSON objects")
+            raise DataError("has no rows: the file is empty", where, "give an array of JSON objects")
         begin = buffer.lstrip()[:40]
         if not begin.startswith(b"["):
             what = f"begins with {begin.decode(errors='replace')!r}, not with a JSON array"
@@ -225,7 +223,7 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
                         yield row.translate(_NEWLINES)
                 if depth == 0:
                     return
-                start = start or at  # behind the bracket that opens the array
+                start = start or at  # the position after the bracket that opens the array
             if len(buffer) - start > MOST_ROW_BYTES:
                 raise _too_long(where, rows[0] + 1)
             block = stream.read(max(size, len(buffer) - start))
@@ -238,7 +236,7 @@ _BATCH_ROWS = 65_536  # maximum number of rows of a batch
 
 
 def column_names(where: str) -> list[str]:
-    """Return the names of a file's columns; raises as `read_batches`."""
+    """Return the names of a file's columns; raises the errors of `read_batches`."""
     with reading(where, [0]), closing(open_raw(where)) as stream:
         if _is_arrow(where):
             return [str(name) for name in open_arrow_stream(where, stream).schema.names]
@@ -246,9 +244,9 @@ def column_names(where: str) -> list[str]:
 
 
 def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield batches of Parquet or of an Arrow stream, of about `size` uncompressed bytes, each with the number of its
-    first row, counted from 1. Raise `DataError` if the file is empty, broken or of another kind, or has a column of an
-    extension type."""
+    """Yield batches of Parquet or of an Arrow stream, each with the number of its first row, counted from 1. A batch
+    has about `size` uncompressed bytes. Raise `DataError` if the file is empty, broken or of another kind, or has a
+    column of an extension type."""
     import pyarrow as pa
 
     read, waiting, is_stream = [0], list[Any](), _is_arrow(where)
@@ -291,7 +289,7 @@ def _packed(batches: list[Any]) -> bytes:
 
 
 def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:
-    """Return the rows of a batch; a row that is not UTF-8 is replaced by a `BadRow` with the reason."""
+    """Return the rows of a batch. A row that is not UTF-8 is replaced by a `BadRow` with the reason."""
     import pyarrow as pa
 
     table = pa.ipc.open_stream(payload).read_all()  # noqa: TID251 - a batch of our own, of checked columns

@@ -1,10 +1,9 @@
 """Recognition of the format of a data set, from the names of its files and the fields of their first rows.
 
-1. Names identify a data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR, MIRACL,
-   Mr. TyDi).
-2. The first rows of any other file are read; CSV and TSV files only if there are no others. All files must have one
-   format, and be in one folder except for splits.
-"""
+1. A data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR, MIRACL, Mr. TyDi), are
+   recognized by names.
+2. For other data sets, the first rows of each file are read. CSV and TSV files are read only if there are no others.
+   All files must have the same format, and be in the same folder, except for subfolders of splits."""
 
 from __future__ import annotations
 
@@ -38,37 +37,32 @@ from raytriever.data.records_and_bad_rows import NO_ANSWER, BadRow, Records
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 _ARRAY = re.compile(rb"\[\s*\{")
-_ROWS = 10  # rows of a file that decide its format
-_BLOCK = 1 << 16  # bytes that are read for these rows
-# Files with names like those of judgements, except notes such as a README.
+_ROWS = 10  # number of first rows that decide the format of a file
+_BLOCK = 1 << 16  # number of bytes that are read to get these rows
+# Names of files that seem to hold judgements; notes such as a README do not match.
 _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)", re.IGNORECASE)
 
 
 class Format(NamedTuple):
-    """Format of the rows of a file, or of a whole folder.
+    """Format of the rows of a file, or of a whole folder."""
 
-    Args:
-        signature: description of its files or fields, for messages.
-        parser: returns the parser of rows that have these fields, None if they are of another format.
-        plan: returns the plan of a folder, instead of a parser.
-        is_begun: returns whether some files of the format exist. It is then used if no rows have another format.
-        rows: returns the rows of a file that is one JSON object.
-    """
-
-    signature: str
+    signature: str  # description of its files or fields, for messages
+    # Function that returns the parser for rows with some fields; None if they have another format.
     parser: Callable[[frozenset[str]], plans.RowParser | None] = lambda fields: None
+    # Function that returns the plan of a folder. A format has either `parser` or `plan`.
     plan: Callable[[Source], plans.Plan] | None = None
     is_whole: Callable[[Source], bool] = lambda source: False
+    # Function that tells whether some files of the format exist. Then it is used if no other format fits.
     is_begun: Callable[[Source], bool] = lambda source: False
-    rows: plans.RowsOf | None = None
+    rows: plans.RowsOf | None = None  # function that returns the rows of a file that is one JSON object
 
 
 def rows_with(row: plans.RowParser, *names: str) -> Callable[[frozenset[str]], plans.RowParser | None]:
-    """Return the `parser` of a format whose rows have all these fields."""
+    """Return the function `parser` of a format whose rows must have all these fields."""
     return lambda fields: row if fields.issuperset(names) else None
 
 
-# All formats, in the order in which they are tried. A new format is added here and nowhere else.
+# All formats, in the order in which they are tried. A new format is added only here.
 FORMATS = {
     "ir_datasets": Format("", plan=beir.plan_ir, is_whole=lambda source: source.where.startswith(IR_DATASETS)),
     beir.NAME: Format(beir.SIGNATURE, plan=beir.plan_folder, is_whole=beir.is_whole, is_begun=beir.is_begun),
@@ -125,8 +119,8 @@ FORMATS = {
 
 
 class Peek(NamedTuple):
-    """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one. For a table,
-    `header` has the names of its columns in its format. `note` says how the file is read, or why it cannot be."""
+    """Kind of a file, and the fields of its first row that is an object (empty if none of ten rows is an object). For a
+    table, `header` has the names of the columns in its format. `note` says how it is read, or why it cannot be read."""
 
     kind: plans.Kind
     fields: frozenset[str]
@@ -146,8 +140,7 @@ def recognize(
     names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; other columns are recognized. `config`
     divides a single file of queries and passages. The source includes its file of test questions. Raise `DataError` if
     the files have no known format, or several, or are broken; or the format is unknown; or a column is missing; or a
-    file cannot be divided. Raise `ConfigError` if `config` has no effect.
-    """
+    file cannot be divided. Raise `ConfigError` if `config` has no effect."""
     plan = _with_unread(source, _recognize(source, format, columns, config or SplitConfig()))
     if config not in (None, SplitConfig()) and not plan.division:
         flags = [setting(name, value) for name, value in vars(config).items() if value != getattr(SplitConfig(), name)]
@@ -157,14 +150,14 @@ def recognize(
 
 
 def _with_unread(source: Source, plan: plans.Plan) -> plans.Plan:
-    """Return the plan with a note on files that have names like judgements but are not read."""
+    """Return the plan with a note on files that are not read, although their names suggest judgements."""
     read = {part.where for part in plan.parts}
     unread = [
         file.path
         for file in plans.plain_before_packed(source.files)
         if file.where not in read and _JUDGEMENTS.search(file.path) and not plans.names_settings(file.path)
     ]
-    if not unread or plan.format == miracl_and_mrtydi.NAME:  # it reads files of single splits or of all, not both
+    if not unread or plan.format == miracl_and_mrtydi.NAME:  # this format need not read every file
         return plan
     what = f"not read: {', '.join(unread[:8])}; judgements are read from qrels/<split>.tsv, such as qrels/test.tsv"
     return replace(plan, note="; ".join(filter(None, [plan.note, what])))
@@ -176,7 +169,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
     for known, format in FORMATS.items():
         if format.plan and (known == name or (name is None and format.is_whole(source))):
             return _divided(format.plan(source), config)
-    # The last one, because files of an incomplete BEIR folder may also belong to another format.
+    # The last format that fits, because files of an incomplete BEIR folder may also belong to another format.
     begun = next((known for known in reversed(FORMATS) if FORMATS[known].is_begun(source)), None)
     files = plans.plain_before_packed(source.files)
     peeks = _look_into(files)
@@ -197,20 +190,20 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
         for file in files:
             if _DESCRIPTION.search(file.path) and not plans.names_settings(file.path) and (broken := peek(file).note):
                 raise DataError(broken, file.where, "write it again, or remove it")
-        what = f"not in the format {name}" if name else "in no known format"
+        what = f"is not in the format {name}" if name else "is in no known format"
         signatures = [format.signature for format in FORMATS.values() if format.signature]
         remedy = f"known formats are {'; '.join([*signatures, csv_tables.SIGNATURE])}"
         raise DataError(f"{what}; it holds {_describe(peeks) or plans.shown(source)}", source.where, remedy)
     chosen, matched = next(iter(candidates.items()))
     strange = [] if name else [one for one in peeks if one not in matched]
     if len(candidates) > 1 or strange:
-        what = f"not in one format; it holds {_describe(peeks)}"
+        what = f"has several formats; it contains {_describe(peeks)}"
         raise DataError(what, source.where, "give one of the files, or name the format")
     return _divided(_plan(source, chosen, matched, config), config)
 
 
 def _look_into(files: Iterable[SourceFile]) -> Peeks:
-    """Return the files that may hold rows, except tables. Of the shards of one file only the first is opened."""
+    """Peek into the files that may hold rows, except tables. Of the shards of a file, only the first is opened."""
     peeked: dict[str, Peek] = {}
     peeks = []
     for file in filter(plans.is_readable, files):
@@ -220,20 +213,20 @@ def _look_into(files: Iterable[SourceFile]) -> Peeks:
         if group not in peeked:
             peeked[group] = peek(file)
         if peeked[group].fields or not _DESCRIPTION.search(file.path):
-            peeks.append((file, peeked[group]))  # a .json file without objects as rows is a description
+            peeks.append((file, peeked[group]))  # skips a description: a .json file without objects as rows
     return peeks
 
 
 def peek(file: SourceFile) -> Peek:
     """Read the first rows of a file; raises `DataError` if it is empty or broken as a whole."""
     if not file.size:
-        raise DataError("no row in it, the file is empty", file.where, "write it again, or remove it")
+        raise DataError("has no rows: the file is empty", file.where, "write it again, or remove it")
     kind = plans.kind_of(file.path)
     if kind in ("parquet", "arrow"):
         return Peek(kind, frozenset(file_rows.column_names(file.where)))
     with reading(file.where, [0]), closing(open_stream(file.where)) as stream:
         begin = stream.read(_BLOCK).removeprefix(file_rows.BYTE_ORDER_MARK).lstrip()
-    # JSON lines are often published as .json, and an array may be called .jsonl.
+    # The ending is not reliable: JSON lines are often called .json, and an array may be called .jsonl.
     if begin.startswith(b"[") if kind == "array" else _ARRAY.match(begin):
         _, rows = next(file_rows.read_elements(file.where, _BLOCK))
         return Peek("array", _fields(rows.split(b"\n")[:_ROWS]))
@@ -292,7 +285,7 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> pla
         named, is_table = plans.split_if_named(file.path), kind == "table"
         split: str | None = named or ("" if name != PAIRS else TRAIN)
         parse = FORMATS[name].parser(fields)
-        assert parse is not None  # the file matches the format
+        assert parse is not None  # because the file matches the format
         if parse is corpus_row:
             texts.append(plans.Part(file.where, kind, parse))
             continue
@@ -321,8 +314,8 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> pla
 
 
 def _divided(plan: plans.Plan, config: SplitConfig) -> plans.Plan:
-    """Return a plan in which each part has its split. A single file of questions without a split is divided if it
-    has columns, or if `config` asks for it. Several files without splits are `train`."""
+    """Return a plan in which each part has its split. A single file of questions without a split is divided if it is
+    CSV or TSV, or if `config` is set. Several files without splits are `train`."""
     test = test_file(config)
     tested = [part for part in plan.parts if test is not None and part.where == test.where]
     unnamed = [part for part in plan.parts if part.split == ""]
@@ -345,7 +338,7 @@ def _divided(plan: plans.Plan, config: SplitConfig) -> plans.Plan:
 
 
 def _questions(part: plans.Part) -> Iterator[tuple[int, str, bool]]:
-    """Yield the queries of a part: row, text (or id, if there is no text), and whether a document answers it."""
+    """Yield, for each query of a part: its row, its text (or id, if it has none), and whether a document answers it."""
     for chunk in read_chunks(part, 0):
         parsed = parse_chunk(part, chunk)
         records = parsed.records

@@ -1,8 +1,7 @@
 """Parser of topics next to a corpus of JSON lines: MIRACL (Zhang et al. 2023, arXiv:2210.09984) and Mr. TyDi (Zhang et
 al. 2021, arXiv:2108.08787). docs/reference/formats.md describes the files.
 
-The file name ends in the split. Files of all splits together, such as `topic.tsv`, are read if there are no others.
-"""
+The file name ends in the split. A file for all splits, such as `topic.tsv`, is read only if there are no others."""
 
 from __future__ import annotations
 
@@ -35,11 +34,11 @@ def is_begun(source: Source) -> bool:
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a folder with topics. Raise `DataError` if it has no corpus, no judgements, or several data
-    sets."""
+    """Return the plan of a folder with topics. Raise `DataError` if it has no corpus or no judgements, or if it has
+    several data sets."""
     topics, qrels = _by_split(source, _TOPICS), _by_split(source, _QRELS)
     if not qrels:
-        what = f"no judgements in it; it holds {plan.shown(source)}"
+        what = f"has no judgements; it contains {plan.shown(source)}"
         raise DataError(what, source.where, "add qrels/qrels.NAME-dev.tsv or qrels.dev.txt")
     corpus = _corpus(source)
     parts = [plan.Part(file.where, "tsv", topic_columns) for file, _ in topics]
@@ -50,13 +49,13 @@ def plan_folder(source: Source) -> plan.Plan:
 def _corpus(source: Source) -> list[plan.Part]:
     files = plan.files_of(source, _CORPUS)
     if not files:
-        what = f"no corpus in it; it holds {plan.shown(source)}"
+        what = f"has no corpus; it contains {plan.shown(source)}"
         raise DataError(what, source.where, "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)")
     return [plan.Part.of(file, pyserini_row) for file in files]
 
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:
-    """Return the files that name a split, with it; if there are none, return the others as `train`."""
+    """Return each file whose name contains a split, with its split. If there are none, return the others as `train`."""
     matches = [(file, match) for file in plan.files_of(source, pattern) if (match := pattern.fullmatch(file.path))]
     names = sorted({_set_of(match) for _, match in matches})
     if len(names) > 1:
@@ -67,13 +66,13 @@ def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile
 
 
 def _set_of(match: re.Match[str]) -> str:
-    """Return the data set of a file: its folder and its name without the kind and the split."""
+    """Return the data set of a file: its folder, and its name without the kind and the split."""
     folders = [part for part in match[0].split("/")[:-1] if part not in ("topics", "qrels")]
     return "/".join([*folders, (match["set"] or "").strip(".-")]).rstrip("/")
 
 
 def topic_columns(row: Sequence[str], records: Records, _: str) -> None:
-    """Id and text of a query."""
+    """Row of the id and the text of a query."""
     if len(row) < 2:
         raise BadRow("one column, not id and text separated by a tab")
     texts = {"id": row[0].strip(), "text": " ".join(row[1:])}

@@ -1,9 +1,8 @@
-"""Plan for reading a data set: its parts with their row parsers, the kind and split that a file name implies, and
+"""Plan for reading a data set: its parts and their row parsers, the kind and split that follow from a file's name, and
 checks of the fields of a row.
 
-A check of a field raises a `BadRow` that names the field and its value. `QueryGroup` collects the query and the
-passages of a row, which most formats store together.
-"""
+A check raises a `BadRow` that names the field and its value. `QueryGroup` collects the query and the passages of a row:
+most formats store them together."""
 
 from __future__ import annotations
 
@@ -42,40 +41,35 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]
 _UNTELLING = ("data", "default")
 _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 ANSWERABLE = "answerable"
-TEXT_WORDS = 4  # words from which on a cell is a text instead of the name of a column
+TEXT_WORDS = 4  # a cell of at least this many words is a text, not the name of a column
 _YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
 
 # `parse(row, records, split)` adds a row to the records, with its judgements in a split. It raises `BadRow` for a bad
-# row; the caller removes what that row has added. The row is a mapping of fields, or for the kind `tsv` the list of its
-# columns. A parser is a function of a module, or a `partial` of one, so it can be pickled.
+# row; the caller then removes what was added. The row is a mapping of fields, or a list of columns for the kind `tsv`.
+# A parser is a top-level function of a module, or a `partial` of one, so that it can be pickled.
 RowParser = Callable[[Any, Records, str], None]
-# `rows(content)` returns the rows of a file that is one JSON object; None if it has another format. It raises `BadRow`
-# if the object cannot be read.
+# `rows(content)` returns the rows of a file that is one JSON object, or None if it has another format. It raises
+# `BadRow` if the object cannot be read.
 RowsOf = Callable[[Mapping[str, Any]], Iterable[Any] | None]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a data set and its parser.
+    """One file of a data set and its parser."""
 
-    Args:
-        where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` with `#docs`, `#queries` or `#qrels`.
-        kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
-            JSON array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
-        header: for a `tsv` with a header, the columns that its first row must name; for a `table`, the name of each
-            column in its format.
-        split: split of its judgements; None if it has no judgements or its rows name the split; "" if it is unknown.
-        rows: function that returns the rows of an `object`.
-    """
-
-    where: str
+    where: str  # absolute path or URI; for the kind `ir`, a name of `ir_datasets` with `#docs`, `#queries` or `#qrels`
+    # `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a JSON
+    # array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
     kind: Kind
     parse: RowParser
+    # For a `tsv` with a header, the names of columns that the first row must have. For a `table`, the name of each
+    # column in its format.
     header: tuple[str, ...] = ()
+    # Split of the judgements; "" if unknown. None if there are no judgements, or if the rows name the split.
     split: str | None = None
-    rows: RowsOf | None = None
+    rows: RowsOf | None = None  # function that returns the rows of an `object`
 
     @classmethod
     def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:
@@ -85,20 +79,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Format and parts of a data set.
-
-    Args:
-        parts: files of the data set, files with only texts first.
-        note: message about how the files are read, if that was guessed.
-        division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
-        has_queries: whether the data set must have a query; a corpus alone can be encoded and searched.
-    """
+    """Format and parts of a data set."""
 
     format: str
-    parts: tuple[Part, ...]
-    has_queries: bool = True
-    note: str = ""
-    division: str = ""
+    parts: tuple[Part, ...]  # files of the data set, files with only texts first
+    has_queries: bool = True  # True if the data set must have a query; False if a corpus is enough
+    note: str = ""  # message that says how the files are read, if this was guessed
+    division: str = ""  # bounds by which a single file is divided into splits; empty if files or rows name the splits
 
 
 def kind_of(path: str) -> Kind:
@@ -117,13 +104,13 @@ def names_settings(path: str) -> bool:
 
 
 def base_of(path: str) -> str:
-    """Return the folder of a file, without parts that are `data`, `default` or the name of a split."""
+    """Return the folder of a file, without path components that are `data`, `default` or the name of a split."""
     folders = path.split("/")[:-1]
     return "/".join(part for part in folders if part not in _UNTELLING and not _SPLIT.fullmatch(part))
 
 
 def canonical_split(name: str) -> str:
-    """Return the name of a split as it is used here: `validation`, `valid` and `val` are `dev`."""
+    """Return the standard name of a split: `dev` for `validation`, `valid` and `val`."""
     return _CANONICAL.get(name, name)
 
 
@@ -147,7 +134,7 @@ def has_file(source: Source, pattern: re.Pattern[str]) -> bool:
 
 
 def files_of(source: Source, pattern: re.Pattern[str]) -> list[SourceFile]:
-    """Return the files of the source whose path matches a pattern, see `plain_before_packed`."""
+    """Return the files of the source whose path matches a pattern (see `plain_before_packed`)."""
     return [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
 
 
@@ -157,14 +144,14 @@ def is_readable(file: SourceFile) -> bool:
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return the files without the gzipped copies of files that are also there uncompressed."""
+    """Return the files, but leave out a gzipped file if the same file exists uncompressed."""
     given = list(files)
     paths = {file.path for file in given}
     return [file for file in given if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
 
 
 def shown(source: Source) -> str:
-    """Return the top-level names of a source, a dozen at most."""
+    """Return the names at the top level of a source, at most twelve."""
     names = sorted({file.path.split("/")[0] for file in source.files})
     return ", ".join(names[:12]) or "nothing"
 
@@ -191,7 +178,7 @@ def text_value(value: Any, name: str) -> str:
 
 
 def id_field(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that must hold an id. A whole number, as some programs write it, becomes its digits."""
+    """Return a field that must hold an id. A whole number is converted to text, because some programs write numbers."""
     value = row.get(name)
     return str(value) if type(value) is int else string_field(row, name)
 
@@ -202,7 +189,7 @@ def id_value(value: Any, name: str) -> str:
 
 
 def optional_text(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that may be missing, null or empty, which all give the empty text."""
+    """Return a text field. If it is missing, null or empty, return the empty text."""
     value = row.get(name) or ""
     if not isinstance(value, str):
         raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
@@ -213,7 +200,7 @@ def passage_of(row: Mapping[str, Any], text: str = "text") -> tuple[str, str]:
     """Return the title and the text of a passage. One of them may be blank; the field of the text must exist."""
     title, body = optional_text(row, "title"), optional_text(row, text)
     if text not in row or not (title.strip() or body.strip()):
-        string_field(row, text)  # raises
+        string_field(row, text)  # raises the error
     return title, body
 
 
@@ -245,7 +232,7 @@ def is_answerable(row: Mapping[str, Any]) -> bool | None:
 
 
 def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a field that must hold a list; one that is missing or null is empty."""
+    """Return a field that must hold a list. Return an empty list if it is missing or null."""
     value = row.get(name)
     if value is None:
         return []
@@ -255,12 +242,12 @@ def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def list_of(row: Mapping[str, Any], name: str, check: Callable[[Any, str], T]) -> list[T]:
-    """Return a field that must hold a list of values that pass a check; one that is missing or null is empty."""
+    """Return a list field and check each value. Return an empty list if the field is missing or null."""
     return [check(value, f"{name}[{index}]") for index, value in enumerate(list_field(row, name))]
 
 
 def texts_field(row: Mapping[str, Any], name: str) -> list[str]:
-    """Return the texts of a field that must hold a text or a list of texts, at least one."""
+    """Return the texts of a field that must hold a text, or a list of at least one text."""
     if not isinstance(row.get(name), list):
         return [string_field(row, name)]
     return list_of(row, name, text_value) or [text_value("", name)]
@@ -274,7 +261,7 @@ def object_value(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def score_list(row: Mapping[str, Any], name: str, count: int, of: str) -> list[float]:
-    """Return `count` scores, one for each value of the field `of`; all are NaN if the scores are missing or empty."""
+    """Return `count` scores, one for each value of the field `of`. If there are no scores, all are NaN."""
     values = list_field(row, name)
     if not values:
         return [math.nan] * count
@@ -303,11 +290,11 @@ def optional_score(row: Mapping[str, Any], name: str) -> float:
 
 
 class QueryGroup:
-    """Query of a row, with its passages, judgements, negatives and answers, which are added to the records.
+    """Query of a row. Adds the query, its passages, judgements, negatives and answers to the records.
 
     Args:
-        name: id of the query; None for an id from its content.
-        prompt: prompt of this query, which replaces that of its data set; "" for none.
+        name: id of the query; None to make an id from its content.
+        prompt: prompt of this query, which replaces the prompt of the data set; "" for none.
         answers: texts that identify passages with the answer.
     """
 
@@ -328,7 +315,7 @@ class QueryGroup:
         records.answers += [(self._query, answer) for answer in answers]
 
     def document(self, title: str, text: str, name: str | None = None) -> str:
-        """Add a passage and return its id, which is made from its content if `name` is None."""
+        """Add a passage and return its id. If `name` is None, the id is made from the content."""
         name = content_id(title, text) if name is None else name
         self._records.documents.append(Document(name, title, text))
         return name
@@ -343,11 +330,11 @@ class QueryGroup:
             self._records.judgements.append(Judgement(self._split, self._query, document, score, source, rank))
 
     def no_answer(self) -> None:
-        """Note that no document answers the query."""
+        """Record that no document answers the query."""
         self._records.judgements.append(Judgement(self._split, self._query, NO_ANSWER, 1))
 
     def negative(self, document: str, origin: str, score: float = math.nan) -> None:
-        """Add a hard negative; those of one origin are ranked in the order of the calls."""
+        """Add a hard negative. Negatives of the same origin are ranked in the order of the calls."""
         if origin not in ORIGINS:
             raise BadRow(f"origin {str(origin)[:20]!r} is none of {', '.join(ORIGINS)}")
         self._records.negatives.append(Negative(self._query, document, origin, self._next_rank(origin), score))

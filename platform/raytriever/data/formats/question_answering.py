@@ -1,7 +1,6 @@
 """Formats of question answering: SQuAD, the data sets of LlamaIndex, and the test sets of ragas.
 
-SQuAD and LlamaIndex write one JSON object. A function returns its rows, a question or a passage each.
-"""
+A file of SQuAD or LlamaIndex is one JSON object. A function returns its rows; each is a question or a passage."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _HOP = re.compile(r"\A<\d+-hop>\s*")
 
 def squad_rows(content: Row) -> Iterator[Row] | None:
     """Return the questions of `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`, each with its title
-    and context; a paragraph without questions is a row as well."""
+    and context. A paragraph without questions is also a row."""
     articles = content.get("data")
     if not isinstance(articles, list) or not any("paragraphs" in one for one in articles if isinstance(one, Mapping)):
         return None
@@ -38,7 +37,7 @@ def squad_rows(content: Row) -> Iterator[Row] | None:
 
 
 def _items(value: Any, name: str) -> list[Any]:
-    """Return a list in an object. Any other value becomes one item, and therefore a bad row."""
+    """Return a list that an object contains. Any other value is returned as one item, which becomes a bad row."""
     items = value.get(name) if isinstance(value, Mapping) else value
     return items if isinstance(items, list) else [items]
 
@@ -47,9 +46,8 @@ def squad_row(row: Row, records: Records, split: str) -> None:
     """Question of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250; 2018, arXiv:1806.03822): `{"id", "title", "context",
     "question", "answers"}`, and `is_impossible` in version 2.
 
-    `answers` is a list of `{"text", "answer_start"}`, or an object of two lists, as on the hub. An answer must be the
-    text at its position in the context. A question without an answer counts as one that no document answers.
-    """
+    `answers` is a list of `{"text", "answer_start"}`, or an object of two lists, as on the hub. The context must have
+    the text of the answer at this position. A question without an answer is a query that no document answers."""
     title, context = plan.optional_text(row, "title"), plan.string_field(row, "context")
     if row.keys() <= {"title", "context"}:
         records.documents.append(Document(content_id(title, context), title, context))
@@ -85,9 +83,9 @@ def _answers(row: Row) -> Iterable[tuple[Any, Any]]:
 
 def _answer(context: str, text: str, start: Any) -> str:
     if start is not None and (type(start) is not int or start < 0 or context[start : start + len(text)] != text):
-        raise BadRow(f'"answer_start" is {str(start)[:20]}, where the context has not {text[:40]!r}')
+        raise BadRow(f'"answer_start" is {str(start)[:20]}, but the context does not have {text[:40]!r} there')
     if text not in context:
-        raise BadRow(f"the context has no answer {text[:40]!r}")
+        raise BadRow(f"the context does not contain the answer {text[:40]!r}")
     return text
 
 
@@ -109,8 +107,8 @@ def llama_index_rows(content: Row) -> list[Row] | None:
 
 
 def llama_index_row(row: Row, records: Records, split: str) -> None:
-    """Passage `{"_id", "text", "relevant_docs": None}`, or query with a list of ids, of an
-    `EmbeddingQAFinetuneDataset`."""
+    """Row of an `EmbeddingQAFinetuneDataset`: a passage `{"_id", "text", "relevant_docs": None}`, or a query, whose
+    `relevant_docs` is a list of ids."""
     name = plan.id_field(row, "_id")
     if row.get("text") is None:
         raise BadRow(f"the id {name[:40]!r} has no text")
@@ -133,7 +131,7 @@ def contexts_rows(content: Row) -> list[Any] | None:
 
 def contexts_row(row: Row, records: Records, split: str) -> None:
     """Row of a test set of ragas, `{"user_input", "reference_contexts"}`, or of LlamaIndex, `{"query",
-    "reference_contexts"}`: each context is a positive. The marks `<1-hop>` that ragas writes in front are left out."""
+    "reference_contexts"}`: each context is a positive. Marks in front, such as `<1-hop>` of ragas, are left out."""
     group = plan.QueryGroup(records, split, plan.string_field(row, "query" if "query" in row else "user_input"))
     for text in plan.texts_field(row, CONTEXTS):
         group.judged(group.document("", plan.text_value(_HOP.sub("", text), CONTEXTS)))

@@ -1,7 +1,6 @@
-"""Formats that the fields of a row identify: Tevatron, DPR, FlagEmbedding, sentence pairs, sentence-transformers.
+"""Formats that are recognized by the fields of a row: Tevatron, DPR, FlagEmbedding, sentence pairs, tuples of texts.
 
-A row has a query and its passages. The order of the positives is their rank.
-"""
+A row has a query and its passages. The positives are ranked in their order."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _ANCHORS = ("anchor", "query", "question", "sentence1")
 _POSITIVES = ("positive", "answer", "sentence2")
 _LISTS = ("docs", "documents", "passages")
 SCORES = ("score", "scores", "label", "labels", "similarity_score")
-VOTES = SCORES[:2]  # columns that often count votes, and are grades only if the caller names them
+VOTES = SCORES[:2]  # columns that often count votes; they are grades only if the caller names them
 _QUESTIONS = ("query", "question")
 NEGATIVE = re.compile(r"negative(?:_\d+)?")
 
@@ -34,8 +33,7 @@ def tevatron_row(row: Row, records: Records, split: str) -> None:
     """Row of Tevatron (Gao et al. 2022, arXiv:2203.05765), first generation: `{"query_id", "query",
     "positive_passages": [{"docid", "title", "text"}], "negative_passages"}`.
 
-    A passage may have a `source` (human or llm), and a negative a `score` and an `origin`, by default `bm25`.
-    """
+    A passage may have a `source` (human or llm). A negative may have a `score` and an `origin`, by default `bm25`."""
     text, name = plan.string_field(row, "query"), plan.id_field(row, "query_id")
     group = plan.QueryGroup(records, split, text, name, answers=plan.answers_in(row))
     for passage in plan.list_of(row, "positive_passages", plan.object_value):
@@ -92,8 +90,7 @@ def dpr_row(row: Row, records: Records, split: str) -> None:
     """Row of DPR (Karpukhin et al. 2020, arXiv:2004.04906): `{"question", "answers", "positive_ctxs", "negative_ctxs",
     "hard_negative_ctxs"}`, each context `{"title", "text", "score", "passage_id" or "psg_id"}`.
 
-    Hard negatives have origin `bm25`, other negatives `random` (section 3.2). Their scores are kept.
-    """
+    Hard negatives have origin `bm25`, other negatives `random` (section 3.2). Their scores are kept."""
     group = plan.QueryGroup(records, split, plan.string_field(row, "question"), answers=plan.answers_in(row))
     for context in plan.list_of(row, "positive_ctxs", plan.object_value):
         group.judged(_context(group, context))
@@ -110,10 +107,9 @@ def _context(group: plan.QueryGroup, context: Row) -> str:
 def flag_embedding_row(row: Row, records: Records, split: str) -> None:
     """Row of FlagEmbedding (Xiao et al. 2023, arXiv:2309.07597): `{"query", "pos": [], "neg": []}`.
 
-    `neg_scores` are a teacher's, one for each text of `neg`; they are kept. `pos_scores` are only checked: the grade of
-    a positive is 1. `prompt` is the text in front of the query, which replaces the prompt of the data set. `type` is
-    not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense retriever.
-    """
+    `neg_scores` are teacher scores, one for each text of `neg`. They are stored. `pos_scores` are only checked: the
+    grade of a positive is 1. `prompt` is the text in front of the query; it replaces the prompt of the data set. `type`
+    is not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense retriever."""
     group = plan.QueryGroup(records, split, plan.string_field(row, "query"), prompt=plan.optional_text(row, "prompt"))
     positives, negatives = (plan.list_of(row, name, plan.text_value) for name in ("pos", "neg"))
     plan.score_list(row, "pos_scores", len(positives), "pos")
@@ -126,11 +122,10 @@ def flag_embedding_row(row: Row, records: Records, split: str) -> None:
 def pair_row(row: Row, records: Records, split: str) -> None:
     """Sentence pair of natural language inference: `{"premise", "hypothesis", "label"}`, and optionally `split`.
 
-    The premise is a query and the hypothesis a document. Entailment makes it a positive, contradiction a hard negative
-    of origin `gold` (as in Gao et al. 2021, arXiv:2104.08821, section 4.2), neutral neither. Labels are words, or the
-    numbers of the hub: 0 entailment, 1 neutral, 2 contradiction. A label of -1, on which the annotators did not agree,
-    is a bad row.
-    """
+    The premise is a query and the hypothesis a document. With the label entailment it is a positive; with
+    contradiction, a hard negative of origin `gold` (Gao et al. 2021, arXiv:2104.08821, section 4.2); with neutral,
+    neither. Labels are words, or the numbers of the hub: 0 entailment, 1 neutral, 2 contradiction. A row with the label
+    -1 is a bad row: the annotators did not agree."""
     label = _label(row)
     split = plan.split_of_row(row) if "split" in row else split
     group = plan.QueryGroup(records, split, plan.string_field(row, "premise"))
@@ -156,13 +151,12 @@ def tuple_row(
     """Columns of sentence-transformers (sbert.net, "Loss Overview"; Reimers and Gurevych 2019, arXiv:1908.10084):
     `anchor, positive`, and any of `negative`, `negative_1`, ..., which may be null or empty.
 
-    A column may hold a list of passages. A list of numbers in `label` or `score` has a teacher's scores, those of the
-    positives first; the scores of the negatives are kept. Other names are `query` or `question` for `anchor`, and
-    `answer` for `positive`. The origin of the negatives is `dense`, because sentence-transformers mines with a dense
-    retriever. A row with `answerable` no and an empty positive is a query that no document answers.
+    A column may hold a list of passages. A list of numbers in `label` or `score` has teacher scores: first those of the
+    positives, then those of the negatives, which are stored. `anchor` may be called `query` or `question`, and
+    `positive` may be called `answer`. The origin of the negatives is `dense`, because sentence-transformers mines with
+    a dense retriever. If `answerable` is no and the positive is empty, no document answers the query.
 
-    `anchor`, `positive` and `scored` are the names of the columns in these rows.
-    """
+    `anchor`, `positive` and `scored` are the names of the columns in these rows."""
     group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
     if _has_no_answer(row, positive):
         group.no_answer()
@@ -184,7 +178,7 @@ def _is_blank(value: Any) -> bool:
 
 
 def _has_no_answer(row: Row, passages: str) -> bool:
-    """Return True for a row whose query no document answers; it must have no passage."""
+    """Return True if no document answers the query of a row. Raise `BadRow` if such a row has a passage."""
     if plan.is_answerable(row) is not False:
         return False
     if not _is_blank(row.get(passages)):
@@ -193,14 +187,13 @@ def _has_no_answer(row: Row, passages: str) -> bool:
 
 
 def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records, split: str) -> None:
-    """Columns of sentence-transformers: a text and another with its score (`sentence1, sentence2, score`, or `anchor,
-    positive, label`), or a list of others with as many scores (`query, docs, labels`).
+    """Columns of sentence-transformers: two texts and their score (`sentence1, sentence2, score`, or `anchor, positive,
+    label`), or a query and a list of texts with one score each (`query, docs, labels`).
 
     Other names are `documents` or `passages` for `docs` (or a list in the positive's column); `scores`, `label`,
     `labels` and `similarity_score` for `score`. An integer is a grade, relevant above 0; a number with a decimal point
     is a label, 0 to 1, and relevant from 0.5. Texts that are not relevant are hard negatives of origin `gold`.
-    `anchor`, `others` and `scored` are the names of the columns. A row with `answerable` no has no other text.
-    """
+    `anchor`, `others` and `scored` are the names of the columns. A row with `answerable` no has no other text."""
     group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
     if _has_no_answer(row, others):
         group.no_answer()
@@ -249,7 +242,7 @@ def sentence_transformers(fields: frozenset[str]) -> plan.RowParser | None:
 
 
 def grades_note(path: str, parse: plan.RowParser) -> str:
-    """Return a note on scores that are read as grades, because in published answers they often count votes."""
+    """Return a note on scores that are read as grades. In published answers, such scores often count votes."""
     if not isinstance(parse, partial) or parse.func is not scored_row:
         return ""
     anchor, _, scored = parse.args

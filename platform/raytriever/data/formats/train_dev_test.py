@@ -1,7 +1,6 @@
-"""Division of questions into train, dev and test by hashes, so that the same questions always have the same splits.
+"""Division of questions into train, dev and test by hashes, so that the same questions always get the same splits.
 
-Questions with and without an answer are divided separately, so each split has its share of both.
-"""
+Questions with an answer and questions without are divided separately, so each split has its share of both."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 ENOUGH = 50  # minimum number of questions of dev, and of test, for useful metrics and thresholds
 _ROUNDING = 1e-9  # tolerance, because a sum such as 0.1 + 0.2 is not exact
-_SMALL, _LARGE = 0.1, 0.3  # bounds of the default share of dev, and of test
+_SMALL, _LARGE = 0.1, 0.3  # smallest and largest default share of dev, and of test
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,7 @@ class Shares:
     """Shares of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
 
     None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half of the
-    questions that the other share leaves. Raise `ConfigError` if the sum is more than 1.
-    """
+    questions that the other share leaves. Raise `ConfigError` if the sum is more than 1."""
 
     test: float | None = None
     dev: float | None = None
@@ -62,29 +60,29 @@ class Shares:
 
 
 def shares_of(config: SplitConfig) -> Shares:
-    """Return the shares of dev and test; with a file of test questions the others are only train and dev."""
+    """Return the shares of dev and test. With a file of test questions, the share of test is 0."""
     if not config.test_questions:
         return Shares(config.test_share, config.dev_share)
     if config.test_share:
-        what, remedy = "has no effect", f"leave out this or {setting('test_questions')}"
+        what, remedy = f"has no effect with {setting('test_questions')}", "leave out one of the two"
         raise ConfigError(what, setting("test_share", config.test_share), remedy)
     return Shares(0.0, config.dev_share)
 
 
 def test_file(config: SplitConfig) -> SourceFile | None:
-    """Return the file of test questions, None without; raises `DataError` if it is a folder of several files."""
+    """Return the file of test questions, or None. Raise `DataError` if the path is a folder of several files."""
     if not config.test_questions:
         return None
     files = Source.open(config.test_questions).files
     if len(files) != 1:
-        what = f"holds {len(files):,} files"
+        what = f"is a folder of {len(files):,} files"
         raise DataError(what, setting("test_questions", config.test_questions), "give one file")
     return files[0]
 
 
 @dataclass(frozen=True)
 class HashSplit:
-    """Split of a text by the SHA-256 of seed and text: test up to the first bound, dev up to the second, else train."""
+    """Split of a text by the SHA-256 of seed and text: test up to the bound `test`, dev up to `dev`, else train."""
 
     test: bytes = b""
     dev: bytes = b""
@@ -92,14 +90,14 @@ class HashSplit:
 
     @classmethod
     def of(cls, texts: Iterable[str], sizes: tuple[int, int], seed: int = 0) -> HashSplit:
-        """Return the split in which the distinct texts of smallest hash fill test, and then dev, up to `sizes`."""
+        """Return the split for distinct texts: those of the smallest hashes are test, the next dev, up to `sizes`."""
         bounds = [b"", *sorted({hash_of(text, seed) for text in texts})]
         test = min(sizes[0], len(bounds) - 1)
         return cls(bounds[test], bounds[min(test + sizes[1], len(bounds) - 1)], seed)
 
     @classmethod
     def of_shares(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
-        """Return the split in which each text is test or dev with these probabilities, independently of other texts."""
+        """Return the split in which each text is test or dev with these probabilities, whatever other texts exist."""
         first, second = (min(int(share * 2**256), 2**256 - 1).to_bytes(32) for share in (test, test + dev))
         return cls(first, second, seed)
 
@@ -112,7 +110,7 @@ class HashSplit:
 def split_by_hash(
     texts: Mapping[Id, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[Id, str] | None = None
 ) -> dict[Id, str]:
-    """Return the split of each text by its id: the one in `known`, else that of `HashSplit` for the sizes."""
+    """Return the split of each text, by its id: the split in `known`, or else that of `HashSplit` for the sizes."""
     known = known or {}
     waiting = {name: text for name, text in texts.items() if name not in known}
     have = Counter(known[name] for name in texts.keys() - waiting.keys())
@@ -122,13 +120,13 @@ def split_by_hash(
 
 
 def hash_of(text: str, seed: int = 0) -> bytes:
-    """Return the 32 bytes by which a path or a question is ordered."""
+    """Return the hash of 32 bytes by which paths or questions are ordered."""
     return hashlib.sha256((f"{seed}\0{text}" if seed else text).encode(errors="replace")).digest()
 
 
 @dataclass(frozen=True)
 class Division:
-    """Splits of the queries of a file by their texts; `unanswered` divides the queries that no document answers."""
+    """Splits of the queries of a file, by text. `unanswered` is for queries that no document answers."""
 
     answered: HashSplit
     unanswered: HashSplit
@@ -140,20 +138,19 @@ class Division:
         """Return the division of the queries of a file, and a description of it.
 
         `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it. Raise
-        `DataError` if there are too few queries, or the file of test questions has one of them.
-        """
+        `DataError` if there are too few queries, or the file of test questions has one of them."""
         shares, test = shares_of(config), test_file(config)
         asked = {(text, is_answered) for _, text, is_answered in questions(where)}
         division = cls.of(asked, where, shares)
         splits = {text: division.split_of(text, is_answered) for text, is_answered in asked}
         counts = Counter(splits.values())
         if test is not None:
-            from raytriever.data.hashed_ids import normalize  # imports NumPy, which `import raytriever` must not
+            from raytriever.data.hashed_ids import normalize  # not above: `import raytriever` needs no NumPy
 
             known = {normalize(text) for text in splits}
             for row, text, _ in questions(test.where):
                 if normalize(text) in known:
-                    what, remedy = f"the question is in {where} too", "remove it from one of the files"
+                    what, remedy = f"the question is also in {where}", "remove it from one of the files"
                     raise DataError(what, f"{test.where} row {row}", remedy)
                 counts[TEST] += 1
         parts = ", ".join(f"{split} has {counts[split]:,}" for split in SPLITS)
@@ -162,8 +159,8 @@ class Division:
 
     @classmethod
     def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
-        """Return the division of queries, each given with whether a document answers it. Raise `DataError` if there are
-        too few different queries with an answer."""
+        """Return the division of queries. Each is a text, and whether a document answers it. Raise `DataError` if there
+        are too few different queries with an answer."""
         texts: dict[bool, set[str]] = {True: set(), False: set()}
         for text, is_answered in queries:
             texts[is_answered].add(text)
@@ -183,7 +180,7 @@ class Division:
 
 
 def divided_row(parse: RowParser, division: Division, row: Any, records: Records, _: str) -> None:
-    """Parse a row. Its query, or the query's id in a row without text, determines the split of its judgements."""
+    """Parse a row. The text of its query (or the id, if there is no text) determines the split of its judgements."""
     queries, judgements = len(records.queries), len(records.judgements)
     parse(row, records, TRAIN)
     added = records.judgements[judgements:]

@@ -1,7 +1,6 @@
-"""Reader of TREC runs: a line for each ranked document, with the query, `Q0`, the document, rank, score and a tag.
+"""Reader of TREC runs. A line has a query, `Q0`, a ranked document, its rank, its score and a tag.
 
-As in trec_eval, scores order the documents, and written ranks are ignored.
-"""
+As in trec_eval, documents are ordered by score, and the written ranks are ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _FORM = "a line is `query Q0 document rank score tag`"
 def read_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int], depth: int
 ) -> Int64[ndarray, "queries depth"]:
-    """Return the `depth` best documents of each query in a path or URI; see `read_scored_run`."""
+    """Return the `depth` best documents of each query of the run at a path or URI; see `read_scored_run`."""
     documents = read_scored_run(where, dataset, queries)[1][:, :depth]
     return np.pad(documents, ((0, 0), (0, depth - documents.shape[1])), constant_values=-1)
 
@@ -31,13 +30,12 @@ def read_run(
 def read_scored_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int]
 ) -> tuple[Float64[ndarray, "queries ranked"], Int64[ndarray, "queries ranked"]]:
-    """Return scores and documents of each query from a path or URI, -inf and -1 in empty slots. Other queries are
-    skipped.
+    """Return the scores and documents of each query in the run at a path or URI; empty slots are -inf and -1. Other
+    queries are skipped.
 
-    As in trec_eval, scores order the documents and written ranks are ignored. Of equal scores, the larger document id
-    comes first. Percent-encoded ids are decoded, because white space must be encoded. Raise `DataError` if the file
-    cannot be read, a line has another form, a document is unknown, or the file ranks none of the queries.
-    """
+    As in trec_eval, documents are ordered by score. If scores are equal, the larger document id comes first.
+    Percent-encoded ids are decoded, because ids with white space must be encoded. Raise `DataError` if the file
+    cannot be read, a line has another form, a document is unknown, or the file ranks none of the queries."""
     row_of = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
     documents = {name: position for position, name in enumerate(dataset.documents.ids)}
     rankings: list[list[tuple[float, str, int]]] = [[] for _ in queries]
@@ -47,10 +45,10 @@ def read_scored_run(
             continue
         position = documents.get(document, documents.get(unquote(document)))
         if position is None:
-            raise DataError(f"unknown document id {document[:60]!r}", line, f"is it a run over {dataset.name}?")
+            raise DataError(f"unknown document id {document[:60]!r}", line, f"give a run over {dataset.name}")
         rankings[row].append((score, dataset.documents.ids[position], position))
     if not any(rankings):
-        raise DataError(f"ranks none of the {len(queries):,} queries", where, f"is it a run over {dataset.name}?")
+        raise DataError(f"has none of the {len(queries):,} queries", where, f"give a run over {dataset.name}")
     best = []
     for ranked in rankings:
         scores: dict[int, float] = {}  # a repeated document keeps its highest score
@@ -65,14 +63,14 @@ def read_scored_run(
 
 
 def run_lines(where: str) -> Iterator[tuple[str, str, str, float]]:
-    """Yield, for each line of a run that is not blank, its place, query, document and score. Raise `DataError` if the
-    file cannot be read, or if a line has another form."""
+    """Yield, for each line of a run that is not blank: file and line number, query, document and score. Raise
+    `DataError` if the file cannot be read, or if a line has another form."""
     for number, line in numbered_rows(where):
         place = f"{where}:{number}"
         try:
             query, _, document, _, score, _ = line.decode().split()
             value = float(score)
-        except ValueError as error:  # UnicodeDecodeError is one
+        except ValueError as error:  # includes UnicodeDecodeError
             raise DataError("is no line of a run", place, _FORM) from error
         if not math.isfinite(value):
             raise DataError(f"score {score!r} is no finite number", place, _FORM)

@@ -1,1 +1,1 @@
-"""Preparation of a data set: chunks become tokenized shards once, and a prepared directory is opened and checked."""
+"""Preparation of a data set: its files are converted to tokenized shards once. Prepared data sets are opened here."""

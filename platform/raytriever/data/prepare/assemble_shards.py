@@ -1,13 +1,12 @@
-"""Assembly of shards into a data set: ids become positions, and repeated ids are resolved.
+"""Assembly of shards into a data set: ids are replaced by positions, and repeated ids are resolved.
 
-1. Of several rows with the same id, the first counts. A later row with the same content is skipped; one with another
-   content is a bad row.
-2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row. A
-   relevant unknown document of a known query is also stored for metrics (`absent/`): the query has this relevant
-   document, although no search can find it. A query without an answer (`unanswerable/`) that has a relevant document in
-   the same split is a bad row.
-3. Memory holds the pairs, and the hashes of all ids and contents (`hashed_ids`, 16 bytes each), but no texts.
-"""
+1. If several rows have the same id, the first is used. A later row with the same content is skipped; a later row with
+   another content is a bad row.
+2. A pair is a bad row if it has an unknown query or document, or if it contradicts an earlier judgement of the pair. A
+   relevant document that is unknown is also stored for metrics (`absent/`) if its query is known: it counts as
+   relevant, although no search can find it. If a query without an answer (`unanswerable/`) has a relevant document in
+   the same split, its row is a bad row.
+3. Memory holds the pairs, and the hashes of all ids and contents (`hashed_ids`, 16 bytes each), but no texts."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ from raytriever.data.prepare import prepared
 from raytriever.data.prepare.text_shards import WORK, ShardReport, texts_of
 from raytriever.data.records_and_bad_rows import RELEVANT_FROM
 
-# Reason and content of each bad row, by part and row number; a row with several errors occurs once.
+# Reason and content of each bad row, by part and row number. A row with several errors has only one entry.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
 _KEY: tuple[list[str], Shape] = (["uint64"], (None, 2))
 _NUMBER: tuple[list[str], Shape] = (["int64"], (None,))
 _BYTES: tuple[list[str], Shape] = (["uint8"], (None,))
-# Types and shapes of the arrays of a work file: for documents or queries, for pairs, and for texts of single queries.
+# Types and shapes of the arrays of a work file: for documents or queries, for pairs, and for answers or prompts.
 _ROWS = {"keys": _KEY, "contents": _KEY, "forms": (["uint64"], (None,)), "rows": _NUMBER, "repeated": (["int64"], ())}
 _PAIRS = {
     "queries": _KEY,
@@ -52,27 +51,22 @@ _PAIR = np.dtype([*((name, np.int64) for name in (*_STORED, "row", "part")), ("l
 
 @dataclass(frozen=True)
 class AssembledSide:
-    """Documents or queries of all shards.
-
-    Args:
-        live: rows that count, ascending.
-        meta: figures for the manifest, see `prepared.SideMeta`.
-    """
+    """Documents or queries of all shards."""
 
     index: KeyIndex
-    live: Int64[ndarray, " positions"]
-    meta: dict[str, Any]
+    live: Int64[ndarray, " positions"]  # ascending numbers of the rows that have a position, see `columns.Rows`
+    meta: dict[str, Any]  # figures for the manifest, see `prepared.SideMeta`
 
     def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
-        """Return the position of each key, -1 for an unknown one."""
+        """Return the position of each key; -1 for an unknown key."""
         rows = self.index.find(keys)
         return np.where(rows >= 0, np.searchsorted(self.live, rows), -1)
 
 
 @activity("assembling the prepared shards")
 def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, AssembledSide], BadRows]:
-    """Write `live` and the pairs' tables into the folder of the shards; return documents and queries, and the bad rows
-    that only the whole data set reveals."""
+    """Write `live` and the tables of pairs into the folder of the shards. Return documents and queries, and the bad
+    rows that are found only when all shards are compared."""
     bad: BadRows = {}
     sides = {name: _resolve_ids(folder, name, reports, bad) for name in (prepared.DOCUMENTS, prepared.QUERIES)}
     for name, side in sides.items():
@@ -98,7 +92,7 @@ def _resolve_ids(folder: Path, name: str, reports: Sequence[ShardReport], bad: B
     loaded = [_arrays(folder, report, name, _ROWS) for report in reports]
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
-    # Each column is released from its shard after it is read, so that millions of rows are not in memory twice.
+    # Release each column of a shard after it is read, so that millions of rows are not in memory twice.
     keys, contents, forms, rows = (
         np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "forms", "rows")
     )
@@ -148,7 +142,7 @@ def _resolved(
         rows["score"] = np.where(is_label, scores >= RELEVANT_FROM, scores)
         rows["label"] = np.where(is_label, scores, np.nan)
         ids = {end: texts_of(arrays, end) for end in ("query", "document")}
-        has_document = np.diff(arrays["document.offsets"]) > 0  # no document has an empty id: see `NO_ANSWER`
+        has_document = np.diff(arrays["document.offsets"]) > 0  # an empty id means no document, see `NO_ANSWER`
         for index in np.flatnonzero((rows["query"] < 0) | ((rows["document"] < 0) & has_document)):
             end = "query" if rows["query"][index] < 0 else "document"
             unknown = ids[end][int(index)].as_py()
@@ -198,7 +192,7 @@ def _write_judgements(
 def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[int], bad: BadRows) -> None:
     is_answered = np.isin(rows["query"], list(answered))
     for row in rows[is_answered]:
-        reason = f"conflicting: a query without an answer that has a relevant document in split {split!r}"
+        reason = f"conflicting: the query has no answer, but it has a relevant document in split {split!r}"
         bad.setdefault((int(row["part"]), int(row["row"])), (reason, b""))
     if not is_answered.all():
         (folder / prepared.UNANSWERABLE).mkdir(exist_ok=True)
@@ -228,7 +222,7 @@ def _write_negatives(
 
 
 def _write_query_texts(folder: Path, name: str, reports: Sequence[ShardReport], queries: AssembledSide) -> None:
-    """Write answers or prompts of all shards to the file `name`, ordered by query, except those of unknown queries."""
+    """Write the answers or prompts of all shards to the file `name`, ordered by query. Skip unknown queries."""
     import pyarrow as pa
 
     loaded = [_arrays(folder, report, name, _TEXTS) for report in reports]

@@ -1,7 +1,7 @@
-"""Tokenization of texts without loading a model, without special tokens and without truncation.
+"""Tokenization of texts without loading a model. It adds no special tokens and does not truncate.
 
-Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenizing again.
-Only the library `tokenizers` is imported here, because every worker of a preparation starts with it."""
+Truncation, special tokens and padding are applied when a batch is read, so they can change without a new tokenization.
+This module imports only the library `tokenizers`, so that the workers of a preparation start quickly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from raytriever.models.prompts import PromptTable
 
-# In a call, a tokenizer needs about a hundred times the memory of its texts. No model reads longer texts.
+# Characters per call: a tokenizer needs about a hundred times the memory of its texts. No model reads longer texts.
 MAX_CHARACTERS = 1_000_000
 
 
@@ -32,7 +32,7 @@ class Tokenization:
     table: PromptTable | None = field(default=None, repr=False)
 
     def for_dataset(self, name: str) -> Tokenization:
-        """Return the tokenization of a data set with its own prompts."""
+        """Return the tokenization with the prompts of a data set."""
         if self.table is None:
             return self
         prompts = self.table.of(name)
@@ -50,7 +50,7 @@ class Tokenization:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Smallest integer type for every token id."""
+        """Smallest integer type that can hold every token id."""
         return np.dtype("<u2" if _backend(self.tokenizer).get_vocab_size() <= 2**16 else "<u4")
 
     @property
@@ -59,7 +59,7 @@ class Tokenization:
         return _vocabulary(self.tokenizer)
 
     def encode(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
-        """Return the token ids of each text, with the prompt in front; texts are cut at `MAX_CHARACTERS`."""
+        """Return the token ids of the prompt and each text together. Texts are cut at `MAX_CHARACTERS`."""
         prepared = [prompt + text[:MAX_CHARACTERS] for text in texts]
         backend, ids = _backend(self.tokenizer), []
         for some in _slices(prepared):
@@ -68,7 +68,7 @@ class Tokenization:
 
 
 def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Divide a list of texts into slices of at most `MAX_CHARACTERS` in total, or of one text."""
+    """Divide a list of texts into slices. A slice has one text, or at most `MAX_CHARACTERS` characters in all."""
     first = characters = 0
     for index, text in enumerate(texts):
         characters += len(text)

@@ -1,12 +1,11 @@
-"""Opening of a data set by name, path or URI: it is prepared first if necessary, and copied to this node if remote.
+"""Opening of a data set by name, path or URI. It is prepared first if necessary, and copied to this node if remote.
 
 If a data set has no `dev` split, a tenth of the training queries (at most 1,000) becomes `dev`: those whose ids have
 the smallest SHA-256. The same share of the queries without an answer is added. If `train` is opened together with this
-`dev`, it excludes these queries; if it is opened alone, it is complete.
+`dev`, it does not contain these queries; if it is opened without `dev`, it is complete.
 
-Training reads documents in random order, so every node has a complete copy of a prepared data set in an object store
-(`store.remote_folders`) instead of reading each document from there.
-"""
+Training reads documents in random order. So if a prepared data set is in an object store, every node has a complete
+copy (`store.remote_folders`), instead of reading each document from the store."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def open_dataset(
     run: Runner = in_this_process,
     report: Report = ignore_line,
 ) -> RetrievalDataset:
-    """Open a data set, after checking and preparing it if necessary. Its `quarantine` lists the rows left out. Raise
+    """Open a data set. It is checked, and prepared if necessary. Its `quarantine` lists the bad rows. Raise
     `DataError` if the data set or a split does not exist, a file is broken, or too many rows are bad.
 
     Args:
@@ -50,8 +49,8 @@ def open_dataset(
         splits: splits whose judgements are read.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
         bm25_language: see `Documents`.
-        tokenization: tokenizer and prompts; None for texts without tokens.
-        report: called with progress lines of the preparation.
+        tokenization: tokenizer and prompts; None to read texts without tokens.
+        report: function that gets progress lines of the preparation.
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenization, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
@@ -68,11 +67,10 @@ def open_all_splits(
     run: Runner = in_this_process,
     report: Report = ignore_line,
 ) -> RetrievalDataset:
-    """Open a data set without tokens, with the judgements of every split: a positive of any split is no negative.
+    """Open a data set without tokens, with the judgements of all splits, because no positive may become a negative.
 
-    `checked` names splits that must exist, and whose files are checked; None checks the files of all splits. The other
-    arguments and the errors are those of `open_dataset`.
-    """
+    The splits `checked` must exist, and their files are checked for bad rows; None checks the files of all splits. See
+    `open_dataset` for the other arguments and the errors."""
     required = [] if checked is None else list(checked)
     splits = None if checked is None else _with_lender(required)
     request = Request(str(name_or_path), max_bad_rows=max_bad_rows, splits=splits)
@@ -81,7 +79,7 @@ def open_all_splits(
 
 
 def _with_lender(splits: list[str]) -> tuple[str, ...]:
-    """Return the splits whose files are read, with `train` for `dev`, which may have to be held out from it."""
+    """Return the splits whose files are checked. With `dev` also `train`, because `dev` may be held out from it."""
     return (*splits, TRAIN) if DEV in splits else tuple(splits)
 
 
@@ -119,10 +117,10 @@ def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenization: Token
 
 
 def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDirectory, str]:
-    """Return the directory that the request names or `prepare` makes, and the path or URI to open it elsewhere."""
+    """Return the prepared directory (existing or new), and the path or URI with which other processes can open it."""
     is_stored = request.dataset.partition("://")[0] in SCHEMES
     folder = Path(copy_of(request.dataset)) if is_stored else expanded(request.dataset)
-    if address_of(folder):  # large files are copied when the data set is opened
+    if address_of(folder):  # it is in an object store; its large files are downloaded when it is opened
         pull(folder / MANIFEST)
         if PreparedDirectory.find(folder) is not None:
             pull(folder)
@@ -133,17 +131,17 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
     wanted = request.tokenization and request.tokenization.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if directory.meta["tokenisation"] else "no tokenizer"
-        remedy = f"prepare it with {setting('model')} as it is trained, or name its source"
+        remedy = f"prepare it with the same {setting('model')}, or give its source"
         raise DataError(f"was prepared with {tokens}", str(folder), remedy)
     return directory, request.dataset if is_stored else os.path.abspath(folder)
 
 
 def lent_dev_line(dataset: RetrievalDataset) -> str:
-    """Return a line about the dev split of an open data set if it was held out from `train`, else an empty text."""
+    """Return a line that tells that `dev` was held out from `train`. Return an empty text if it was not."""
     if not dataset.has_lent_dev:
         return ""
     count = len(np.unique(dataset.judgements[DEV].queries))
-    return f"{dataset.name}: without a dev split, {count:,} of the training queries are held out as one"
+    return f"{dataset.name}: has no dev split, so {count:,} of the training queries are held out as dev"
 
 
 def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:

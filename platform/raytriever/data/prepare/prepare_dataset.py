@@ -1,10 +1,10 @@
-"""Preparation of a data set: files of any known format become a directory of shards, once.
+"""Preparation of a data set: files of any known format are converted once to a directory of shards.
 
 1. The files are listed and the format is recognized. The key is the digest of their bytes and of the settings.
-2. An existing directory with that key is used. Otherwise every chunk becomes a shard (`text_shards`): in this process,
-   in a pool of processes, or by a `Runner` that uses Ray. Then positions are computed (`assemble_shards`).
+2. An existing directory with that key is used. Otherwise a `Runner` converts every chunk to a shard (`text_shards`): in
+   this process, in a pool of processes, or with Ray. Then positions are computed (`assemble_shards`).
    A preparation that was killed is continued (`text_shards`).
-3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
+3. Bad rows are listed in `quarantine.jsonl`. If a file has too many of them, the preparation stops and stores nothing.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter, 
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, check_share
 
-# Increase this number when the same files give other rows; the cache is then computed again. Prepared directories stay
-# readable.
+# Increase this number if the same files give other rows than before. Then the cache is computed again. Prepared
+# directories stay readable.
 _READING = 2
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
-# From this size on, a prepared source is written durably. A smaller one can be prepared again in a minute.
+# From this size of a source on, the result is written durably. A smaller source is prepared again in a minute.
 _DURABLE_FROM = 64 << 20
 _REPORT_SECONDS = 10
 
-# `run(writer, total_bytes)` makes the shards of all parts, in any order; `total_bytes` is the size of all files.
+# `run(writer, total_bytes)` writes the shards of all parts, in any order. `total_bytes` is the size of all files.
 Runner = Callable[[ShardWriter, int], Iterator[ShardReport]]
 Report = Callable[[str], None]
 
 
 def ignore_line(text: str) -> None:
-    """Do nothing; used as `report` by callers that need no lines."""
+    """Do nothing. The function is the `report` of callers that print no lines."""
 
 
 def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """Make the shards one after another in this process."""
+    """Write the shards one after another in this process."""
     for index, part in enumerate(writer.parts):
         for chunk in read_chunks(part, index, chunk_bytes(total_bytes)):
             yield writer(chunk)
 
 
 def chunk_bytes(total_bytes: int) -> int:
-    """Return the size of a chunk in bytes: within limits, the one that gives a few hundred chunks."""
+    """Return the size of a chunk in bytes. It gives a few hundred chunks, unless they would be too small or large."""
     return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
 
 
@@ -74,9 +74,8 @@ def chunk_bytes(total_bytes: int) -> int:
 class Request:
     """Request to prepare a data set; see `Source.open`, `recognize` and `open_dataset`.
 
-    `division` divides a single file of queries and passages. Bad rows in files of splits other than `splits` are
-    quarantined but never stop the preparation; None checks all files.
-    """
+    `division` divides a single file of queries and passages. Files of other splits than `splits` may have any number of
+    bad rows; if `splits` is None, all files are checked."""
 
     dataset: str
     tokenization: Tokenization | None = None
@@ -99,7 +98,7 @@ class Request:
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def check_files(self, files: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `DataError` if a file of the checked splits has too many bad rows; `files` is from `count_rows`."""
+        """Raise `DataError` if a file of the checked splits has too many bad rows. `count_rows` returns `files`."""
         for file in files:
             if self.splits is None or file["split"] is None or file["split"] in self.splits:
                 check_share(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
@@ -108,7 +107,7 @@ class Request:
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> PreparedDirectory:
-    """Prepare a data set in `output` or in the cache, unless that is done already, and return it. Raise `DataError` if
+    """Return a prepared data set in `output` or in the cache. Prepare it if this was not yet done. Raise `DataError` if
     the data set does not exist, its format is unknown, a file is broken, or too many rows are bad. Raise `StorageError`
     if `output` holds something else, or cannot be written."""
     is_embedded = request.dataset == PYDOCS
@@ -125,7 +124,7 @@ def prepare(
     if output is not None:  # the calling command holds the lock of `output`
         directory = PreparedDirectory.find(output)
         if directory is not None and directory.meta["key"] != work.key and directory.meta["source"] != source.where:
-            what = f"holds {directory.meta['source']}, prepared"
+            what = f"is a prepared data set of {directory.meta['source']}"
             raise StorageError(what, str(output), f"give another {setting('output')}, or remove it")
         if directory is None or directory.meta["key"] != work.key:
             return work.make(output, replace=directory is not None, durable=True)
@@ -161,7 +160,7 @@ class _Preparation:
         return sum(size for _, size in self.sizes)
 
     def cached(self, folder: Path) -> PreparedDirectory:
-        """Return a cached data set; raise `StorageError` if it is missing or damaged."""
+        """Return a prepared data set of the cache. Raise `StorageError` if it is missing or damaged."""
         directory = PreparedDirectory.find(folder)
         if directory is None or directory.meta["key"] != self.key:
             raise StorageError("has no manifest of a prepared data set", str(folder))
@@ -201,22 +200,22 @@ class _Preparation:
             of_sides = {end: side.meta for end, side in sides.items()}
             meta |= {"format": self.plan.format, "files": files, "sides": of_sides, "tokenisation": tokens}
             self.request.check_files(files)
-            for end, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
+            for end, what in ((DOCUMENTS, "documents"), (QUERIES, "queries")):
                 if not len(sides[end].live) and (end == DOCUMENTS or self.plan.has_queries):
-                    raise DataError(f"no {what} in it", self.source.where, "give a data set with documents and queries")
+                    raise DataError(f"has no {what}", self.source.where, "give a data set with documents and queries")
         directory = PreparedDirectory.find(folder)
         assert directory is not None
         directory.check(is_new=True)
         return directory
 
     def _write_shards(self, folder: Path) -> list[ShardReport]:
-        """Write the shards of all files; a file whose first rows are all bad is not read to its end."""
+        """Write the shards of all files. If all rows of a file's first chunk are bad, stop with an error."""
         reports, first, checked = list[ShardReport](), dict[int, ShardReport](), 0
         rows, last_report = 0, time.monotonic()
         for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenization), self.size):
             if shard.number == 0:
                 first[shard.part] = shard
-            while checked in first:  # in the order of the files, so that the error always names the first bad one
+            while checked in first:  # in the order of the files, so that the error always names the first bad file
                 begin_of_file, where = first.pop(checked), self.plan.parts[checked].where
                 count, bad = begin_of_file.rows, begin_of_file.bad
                 if count == len(bad):
@@ -233,7 +232,7 @@ class _Preparation:
 def count_rows(
     parts: Sequence[Part], reports: Sequence[ShardReport], late: BadRows
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the figures of each file (rows, bad rows, the first bad row), and all bad rows by file and row."""
+    """Return each file's numbers of rows and bad rows and its first bad row. Return all bad rows, by file and row."""
     rows: Counter[int] = Counter()
     bad: list[list[dict[str, Any]]] = [[] for _ in parts]
     for report in reports:
@@ -250,13 +249,13 @@ def count_rows(
     return files, [entry for entries in bad for entry in entries]
 
 
-# Importing pandas once saves 0.2 s in each process: PyArrow imports it with the first array of Python objects.
+# PyArrow imports pandas for the first array of Python objects. Importing it once saves 0.2 s in each process.
 _SHARED = [__name__, "pyarrow", "pandas"]
 
 
 def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """Make the shards in a pool of processes; reports arrive in the order of completion. Raise `DataError` if a file is
-    broken, or several processes died over one chunk."""
+    """Write the shards in a pool of processes, and yield reports as they finish. Raise `DataError` if a file is broken,
+    or if several processes died over one chunk."""
     size = chunk_bytes(total_bytes)
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
     try:

@@ -1,9 +1,8 @@
-"""Reader of a prepared data set: columns are memory-mapped, judgements are loaded, nothing else is read.
+"""Reader of a prepared data set. Columns are memory-mapped, and judgements are loaded into memory.
 
 Correct digests do not make a directory safe, because an attacker can write digests too. So each file must have the
 types and lengths that `prepare` writes, and every position must refer to an existing row. The checks of offsets and
-texts read all files. As with digests, they run again only after a file has changed.
-"""
+texts read all files. Like the check of digests, they run again only after a file has changed."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
 JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
 LABELS = "labels"  # of the judgements of a split, where its data has any
-FORMS = "forms.npy"  # suffix after the name of documents or queries
+FORMS = "forms.npy"  # end of the file names `documents.forms.npy` and `queries.forms.npy`
 # Columns of the Arrow files of documents and of queries, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS = (
     dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"))
@@ -60,7 +59,7 @@ ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"
 
 
 class FileMeta(TypedDict):
-    """Figures of one file of the source: numbers of rows and of bad rows, and the first bad row."""
+    """Figures of one file of the source: the number of rows, the number of bad rows, and the first bad row."""
 
     where: str
     split: str | None
@@ -73,11 +72,11 @@ class SideMeta(TypedDict):
     """Figures of the documents or the queries.
 
     Args:
-        rows: number of all rows, including those that do not count.
-        live: number of rows that count.
-        digest: SHA-256 over ids and contents in order.
+        rows: number of all rows, including repeated ones.
+        live: number of rows that have a position, see `columns.Rows`.
+        digest: SHA-256 over ids and contents, in order.
         repeated: number of rows that repeat an earlier row.
-        same_text: number of rows that are copies of an earlier one; see `hashed_ids`.
+        same_text: number of rows whose text is a copy of an earlier text; see `hashed_ids`.
     """
 
     rows: int
@@ -88,7 +87,7 @@ class SideMeta(TypedDict):
 
 
 class SidesMeta(TypedDict):
-    """Figures of the two sides."""
+    """Figures of documents and of queries."""
 
     documents: SideMeta
     queries: SideMeta
@@ -109,8 +108,8 @@ class DatasetMeta(TypedDict):
 
 @dataclass(frozen=True)
 class PreparedDirectory:
-    """Directory of a prepared data set, damaged or not, with the names of its files and the metadata of its manifest,
-    which is read once."""
+    """Directory of a prepared data set, which may be damaged. The names of its files and the metadata come from its
+    manifest, which is read once."""
 
     folder: Path
     manifest: Manifest
@@ -118,7 +117,7 @@ class PreparedDirectory:
 
     @classmethod
     def find(cls, folder: Path) -> PreparedDirectory | None:
-        """Return the prepared data set of a folder; None if it holds none. Raise `StorageError` if the manifest was
+        """Return the prepared data set in a folder; None if there is none. Raise `StorageError` if the manifest was
         changed or has another format."""
         file = folder / MANIFEST
         if not file.is_file():
@@ -135,11 +134,11 @@ class PreparedDirectory:
 
     @property
     def splits(self) -> list[str]:
-        """Splits that the data set has judgements of."""
+        """Splits for which the data set has judgements."""
         return sorted(file.stem for file in self.files(f"{JUDGEMENTS}/", ".npy"))
 
     def require_splits(self, splits: Iterable[str], where: str) -> None:
-        """Raise `DataError` for a missing split, with the names of the existing ones."""
+        """Raise `DataError` for a missing split. The error lists the existing splits."""
         for split in splits:
             if split not in self.splits:
                 choices = ", ".join(self.splits) or "none"
@@ -155,19 +154,18 @@ class PreparedDirectory:
     def open(self, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
         """Open the data set.
 
-        Only the judgements and bad rows of `splits` are read; None for all. Missing splits are skipped. `vocabulary` is
-        the number of token ids of the tokenizer, if known. Raise `StorageError` if a file is missing, damaged or
-        changed, or has other contents than `prepare` writes.
-        """
+        Only the judgements and bad rows of `splits` are read; None for all splits. Missing splits are skipped.
+        `vocabulary` is the number of token ids of the tokenizer, if known. Raise `StorageError` if a file is missing,
+        damaged or changed, or has other contents than `prepare` writes."""
         against = "" if vocabulary is None else f", {vocabulary} tokens"
         examine = partial(self._read, None, full=True, vocabulary=vocabulary)
         check_directory(self.folder, examine, against, manifest=self.manifest)
         dataset = self._read(None if splits is None else set(splits), full=False)
-        hold(self.folder, dataset.documents.texts)  # every copy of the data set and of its documents has this column
+        hold(self.folder, dataset.documents.texts)  # every copy of the data set or its documents refers to this column
         return dataset
 
     def files(self, begin: str, end: str = "") -> list[Path]:
-        """Return the sorted files of the manifest with this prefix and suffix; other files do not count."""
+        """Return, sorted, the files of the manifest with this prefix and suffix. Ignore files outside the manifest."""
         names = sorted(self.manifest["files"])
         return [self.folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
@@ -226,7 +224,7 @@ def _side(
     texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
-    # A data set without documents has no shards; its column of tokens is then empty instead of missing.
+    # A data set without documents has no shards. Then the column of tokens is empty, not missing.
     tokens = [read_tokens(file, length) for file, length in zip(shards, lengths, strict=True)]
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
 
@@ -289,7 +287,7 @@ def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:
 
 
 def _query_texts(file: Path, queries: int, full: bool, least_step: int) -> tuple[ndarray, Any]:
-    """Return positions of queries, which must ascend by at least `least_step`, and their texts."""
+    """Return the positions of queries and their texts. The positions must ascend by at least `least_step`."""
     positions, texts = read_texts(file, full)
     _check_range(file, "the position of a query", positions, queries)
     _check_order(file, "queries", bool((np.diff(positions) >= least_step).all()))

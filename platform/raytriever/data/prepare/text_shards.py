@@ -1,13 +1,13 @@
-"""Shard writer: checks, tokenizes and writes one chunk of rows as one shard, with a report of a few bytes.
+"""Shard writer: it checks, tokenizes and writes a chunk of rows as one shard, and returns a small report.
 
-1. The rows are parsed. Each bad row is quarantined alone, with its number and reason.
-2. Texts are written to Arrow files and tokens to flat arrays next to them, in the folders of the data set.
-3. The file `work/STEM.npz` is written last, and marks the shard as finished. It has the hashes of ids and contents,
-   from which `assemble` computes positions when every shard exists, and the report with the digests of other files.
+1. The rows are parsed. Each bad row is quarantined, with its number and reason.
+2. Texts are written to Arrow files, and tokens to flat arrays next to them, in the folders of the data set.
+3. The file `work/STEM.npz` is written last, and marks the shard as finished. It has the report with the digests of the
+   other files, and the hashes of ids and contents. When every shard exists, `assemble` computes positions from them.
 
-Every file is written under a temporary name and renamed. A killed preparation leaves its hidden directory, and the next
-preparation of the same key continues in it under a new name. So a process that outlived the killed command cannot write
-there."""
+Every file is written under a temporary name and then renamed. A killed preparation leaves its hidden directory. The
+next preparation with the same key renames this directory and continues in it. So a process that is still running after
+the kill cannot write there."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ WORK, _KEY, _REPORT = "work", "key", "report"
 
 @dataclass(frozen=True)
 class Side:
-    """Documents or queries of a chunk: the stored columns, and for each text its row number, the key of its content,
-    and the input of the tokenizer after the prompt."""
+    """Documents or queries of a chunk: the stored columns; and, for each text, its row number, the key of its content,
+    and the text that the tokenizer reads after the prompt."""
 
     columns: Mapping[str, Sequence[str]]
     texts: Sequence[str]
@@ -60,7 +60,7 @@ class Side:
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
-        """Return the documents of a chunk; the tokenizer reads title and text joined, or the prompt with the title."""
+        """Return the documents of a chunk. The tokenizer reads the title with the text, or within the prompt."""
         ids, titles, texts = _columns(parsed.records.documents, 3)
         passages = list(map(joined, titles, texts))
         prompt, read = tokenization.passage_prompt if tokenization else "", passages
@@ -74,7 +74,7 @@ class Side:
 
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
-        """Return the queries of a chunk; a prompt of the row replaces that of the data set."""
+        """Return the queries of a chunk. If a row has a prompt, it replaces the prompt of the data set."""
         ids, texts, prompts = _columns(parsed.records.queries, 3)
         default = tokenization.query_prompt if tokenization else ""
         read = [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)]
@@ -142,55 +142,44 @@ def texts_of(arrays: Mapping[str, ndarray], name: str) -> Any:
 
 
 def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
-    """Estimate the bytes that a preparation of files, given by path and size, writes, temporary files included."""
+    """Estimate how many bytes a preparation writes, with temporary files. `files` has each file's path and size."""
     texts = sum(size * (_EXPANSION if where.endswith(_COMPRESSED) else 1) for where, size in files)
     return int(texts * (_SHARE_OF_TEXTS + (_SHARE_OF_TOKENS if tokens else 0)))
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """Report of a shard.
-
-    Args:
-        number: number of the chunk of the part, from 0.
-        rows: number of rows read, bad ones included.
-        bad: bad rows, from `records.bad_entry`.
-        files: size and digest of each file, by its name in the data set.
-    """
+    """Report of a shard."""
 
     part: int
-    number: int
-    rows: int
-    bad: tuple[dict[str, Any], ...] = ()
+    number: int  # number of the chunk of the part, from 0
+    rows: int  # number of rows that were read, including bad rows
+    bad: tuple[dict[str, Any], ...] = ()  # bad rows, made by `bad_entry`
+    # Size and digest of each file, by its name in the data set.
     files: dict[str, FileEntry] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
-        """Stem of the names of its files. Sorted by name, shards are in the order of the rows."""
+        """Stem of the shard's file names. Shards sorted by stem are in the order of the rows."""
         return f"{self.part:05d}-{self.number:06d}"
 
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of shards, which is sent to every process that writes some of them.
-
-    Args:
-        folder: directory of the data set, to which every process can write.
-        tokenization: tokenizer and prompts; None for texts without tokens.
-    """
+    """Writer of shards. It is sent to every process that writes shards."""
 
     parts: tuple[Part, ...]
-    folder: Path
-    tokenization: Tokenization | None
+    folder: Path  # directory of the data set, to which every process can write
+    tokenization: Tokenization | None  # tokenizer and prompts; None to write texts without tokens
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
-        """Write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
+        """Write the shard of a chunk, unless it is already finished. Raise `DataError` if its file is broken."""
         stem = ShardReport(chunk.part, chunk.number, 0).stem
         with disk_errors(self.folder):
             return self._finished(stem) or self._write(chunk, stem)
 
     def fatal(self, chunk: FileChunk) -> DataError:
-        """Return the error of a chunk over which `TRIES` processes died."""
+        """Return the error for a chunk on which `TRIES` processes died."""
         part = self.parts[chunk.part]
         where = f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}"
         what = f"{TRIES} processes died while they wrote these rows"
@@ -235,8 +224,8 @@ class ShardWriter:
         return report
 
     def _write_side(self, stem: str, side: Side) -> tuple[dict[int, str], dict[str, FileEntry], dict[str, ndarray]]:
-        """Write texts and tokens, each pair of id and content once; texts that cannot be tokenized are left out. Return
-        the reasons for these by row, the entries of the files, and the keys for `assemble`."""
+        """Write texts and tokens, but only once for equal ids and contents. Leave out texts that cannot be tokenized.
+        Return why they cannot, by row; the entries of the files; and the keys for `assemble`."""
         import pyarrow as pa
 
         keys = list(map(key_of, side.columns["id"]))
@@ -273,7 +262,7 @@ class ShardWriter:
 
 
 def find_unfinished(folder: Path, key: str) -> Path | None:
-    """Return the hidden directory of a killed preparation of `folder` with this key, if there is one."""
+    """Return the hidden directory that a killed preparation of `folder` with this key left; None if there is none."""
     for leftover in leftovers(folder):
         with suppress(OSError, ValueError):
             if (leftover / WORK / _KEY).read_text() == key:
@@ -282,7 +271,7 @@ def find_unfinished(folder: Path, key: str) -> Path | None:
 
 
 def begin(folder: Path, key: str) -> int:
-    """Make the folders of the shards, and return the number of finished shards that a killed preparation left."""
+    """Make the folders for the shards. Return how many finished shards a killed preparation left."""
     for name in (*SIDES, WORK):
         (folder / name).mkdir(exist_ok=True)
     (folder / WORK / _KEY).write_text(key)

@@ -1,1 +1,1 @@
-"""Training examples and their order: positives, negatives, mixtures, batches and teacher scores."""
+"""Training examples and their order: positives, negatives, mixtures of data sets, batches and teacher scores."""

@@ -1,17 +1,16 @@
 """Order of the examples: the batch of step t is a pure function of (examples, batch size, seed, t).
 
-1. A stream is an endless sequence of epochs of equal size, each computed from its number alone. The plain stream has
-   one permutation for each epoch; `dataset_mixture` and `no_duplicates` make other streams.
-2. Step t reads positions tb to tb + b - 1 of the stream, for batch size b and any number of workers. Each worker reads
-   its share.
+1. A stream is an endless sequence of epochs of equal size. Each is computed from its number alone. The simplest stream
+   has one permutation for each epoch; `dataset_mixture` and `no_duplicates` make other streams.
+2. Step t reads positions t * b to (t + 1) * b - 1 of the stream, where b is the global batch size. Each worker reads
+   its share of them.
 3. So the last batch of an epoch is filled from the next epoch. Nothing is dropped or padded, and every example occurs
-   once in each epoch. Resuming at any step costs the order of one epoch, or of two if its batch spans two epochs.
+   once in each epoch. To resume, only the order of one epoch is computed, or of two if a batch spans two epochs.
 
-All random choices are pure functions of their purpose, so there is no state that a restart could lose. NumPy guarantees
-that the raw words of its generators do not change, but not its shuffles and samples. So all samples are made from raw
-words: of Philox (Salmon et al. 2011) for a whole epoch, of splitmix64 (Steele et al. 2014) for a few numbers of each
-example.
-"""
+All random choices are pure functions of seed, epoch, example and purpose, so a restart loses no state. NumPy guarantees
+that the raw words of its generators never change, but does not guarantee this for shuffles and samples. So all samples
+are made from raw words: those of Philox (Salmon et al. 2011) for a whole epoch, those of splitmix64 (Steele et al.
+2014) for a few numbers per example."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from raytriever.core.errors import ConfigError, setting
 
 
 class Epoch(NamedTuple):
-    """Epoch of a stream: the example in each slot, and the epoch number within the example's data set."""
+    """Epoch of a stream: for each slot, the example, and the number of its epoch within its own data set."""
 
     examples: Int64[ndarray, " slots"]
     seen_in: Int64[ndarray, " slots"]
@@ -41,12 +40,12 @@ class Stream(Protocol):
         """Number of slots of an epoch."""
 
     def epoch(self, number: int) -> Epoch:
-        """Return epoch `number`, from 0, read-only. It does not depend on earlier calls."""
+        """Return epoch `number` (from 0) as read-only arrays. It does not depend on earlier calls."""
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Stream with another permutation of `size` examples in each epoch."""
+    """Stream with a different permutation of `size` examples in each epoch."""
 
     size: int
     seed: int
@@ -77,7 +76,7 @@ class Order:
         return self._read(step).examples
 
     def epochs(self, step: int) -> Int64[ndarray, " batch"]:
-        """Return the epoch of each example of the step's batch, from 0. Each data set has its own epochs."""
+        """Return the epoch (from 0) of each example of the step's batch. Each data set has its own epochs."""
         return self._read(step).seen_in
 
     def steps(self, epochs: float) -> int:
@@ -118,12 +117,12 @@ def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64
     return batch[rank * local : (rank + 1) * local]
 
 
-WORD = 2**64 - 1  # largest word of 64 bits, also used as a mask
+WORD = 2**64 - 1  # largest number of 64 bits; also a mask
 
 
 @lru_cache(maxsize=2)
 def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
-    """Return a permutation of `size` items for each (seed, epoch). Two are cached, as a batch may span two epochs."""
+    """Return the permutation of `size` items for (seed, epoch). Two are cached, because a batch may span two epochs."""
     key = np.array([seed & WORD, epoch & WORD], dtype=np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
@@ -133,12 +132,12 @@ def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
 def words(
     seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
 ) -> UInt64[ndarray, "..."]:
-    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or each sample, `[batch, columns]`.
+    """Return random words by splitmix64 over the arguments, of shape `[batch]`, or `[batch, columns]` with `columns`.
 
     Args:
         epochs, examples: `[batch]`.
-        purpose: number of the purpose, because samples of one example for two purposes must be independent.
-        columns: numbers of the samples of each example.
+        purpose: number of the purpose. Samples of an example for different purposes are independent.
+        columns: numbers of the samples of each example; None for one sample.
     """
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))

@@ -1,10 +1,10 @@
-"""Order of the training examples: shuffled, mixed from several data sets by weights, without duplicates in a batch.
+"""Order of the training examples: shuffled, mixed from several data sets by weight, or without duplicates in a batch.
 
 1. Each data set has its own endless stream. A round of the mixture has about as many slots as all data sets have
-   examples. It assigns each turn (one slot, or one batch of slots) to a data set, in an order by (seed, round).
-2. In every round each data set has the same quota: its share of the turns, rounded, and at least one.
-3. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each example occurs once in each
-   epoch of its data set, with any weights. The default weights are the sizes; then all epochs end together."""
+   examples. It consists of turns of one slot, or of one batch of slots. Each turn belongs to one data set.
+2. A data set has the same number of turns in each round: its share by weight, rounded, at least one. (seed, round)
+   determines their order. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each example
+   occurs once in each epoch of its data set. By default, weights are sizes; then all epochs end at the same time."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Mixture:
 
 
 def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
-    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set; "" means the sizes. Raise `ConfigError` if the
-    number of weights differs from the number of data sets, a weight is not above 0, or a data set with a weight has no
-    examples."""
+    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set. An empty text means the sizes. Raise
+    `ConfigError` if the number of weights differs from the number of data sets, a weight is not above 0, or a data set
+    with a weight has no examples."""
     if not text.strip():
         return tuple(sizes)
     words = [word.strip() for word in text.split(",")]
     if len(words) != len(sizes):
-        what = f"{len(sizes)} data sets need {len(sizes)} weights, {text!r} has {len(words)}"
+        what = f"{len(sizes)} data sets need {len(sizes)} weights, but {text!r} has {len(words)}"
         raise ConfigError(what, _FLAG, "give one for each, as in 2,1")
     weights = []
     for word, size in zip(words, sizes, strict=True):
@@ -68,7 +68,7 @@ def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
             weight = float(word)
         except ValueError:
             weight = 0.0
-        if not 0 < weight < 1e100:  # false for NaN, too
+        if not 0 < weight < 1e100:  # the comparison is false for NaN, too
             raise ConfigError(f"{word!r} is no weight", _FLAG, "give numbers above 0, as in 2,1")
         if not size:
             raise ConfigError(f"weight {word} belongs to a data set without training examples", _FLAG, "leave it out")
@@ -88,7 +88,7 @@ def arrange(
     mixing: str = EXAMPLES,
     no_duplicates: bool = False,
 ) -> Order:
-    """Return the order of a split's examples, of one data set or of several combined.
+    """Return the order of the examples of a split, for one data set or a combined one.
 
     Args:
         batch_size: number of examples in the global batch, over all workers.

@@ -1,12 +1,11 @@
 """Batches without two queries that share a positive, from any stream; each epoch stays complete.
 
-An example that shares a document with its batch waits for the next batch. All relevant documents of a query count,
-sampled or not, because they would be false negatives. A few such pairs remain, and are counted (`shared`):
+If an example shares a relevant document with its batch, it waits for the next batch. All relevant documents of a query
+are compared, sampled or not: they would be false negatives. `shared` counts the few queries that still share one:
 
-1. A document with more queries than there are batches occurs twice in one.
-2. The last batches take the examples that still wait.
-3. In a batch that spans two epochs, the second part ignores the first, so that an epoch depends on its number alone.
-"""
+1. If a document has more queries than there are batches, a batch has two of them.
+2. The last batches of an epoch get all examples that are still waiting.
+3. In a batch that spans two epochs, the second part ignores the first, because an epoch depends on its number alone."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ import numpy as np
 from raytriever.data.dataset import Positives, positions_of_runs
 from raytriever.data.sampling.batch_order import Epoch, Order, Stream
 
-# Number of waiting examples that are tried for each slot of a batch. More would be slow for frequent documents.
+# Number of waiting examples that are tried for each slot of a batch. A larger number is slow for frequent documents.
 _TRIED = 64
 
 
 class Spread:
-    """Stream that rearranges the epochs of another stream for one batch size, given all positives."""
+    """Stream that rearranges the epochs of another stream for one batch size. `positives` are all positives."""
 
     def __init__(self, stream: Stream, batch_size: int, positives: Positives) -> None:
         self._stream, self._batch = stream, batch_size
@@ -58,7 +57,7 @@ class Spread:
 
 
 def shared(order: Order, positives: Positives, steps: range) -> int:
-    """Return the number of queries of these steps that share a positive with an earlier one of their batch."""
+    """Return the number of queries of these steps that share a positive with an earlier query of their batch."""
     if not steps:
         return 0
     items = np.concatenate([order.batch(step) for step in steps])

@@ -2,7 +2,7 @@
 
 In memory a pair and its score take twelve bytes. On disk a table is a committed directory (`store`) of
 `part-00000.parquet` and so on. Its manifest identifies the queries and documents. A single Parquet file with the same
-columns is read, too."""
+columns is also read."""
 
 from __future__ import annotations
 
@@ -26,25 +26,20 @@ from raytriever.data.sampling.training_examples import Examples
 
 @dataclass(frozen=True)
 class TeacherTable:
-    """Teacher scores of pairs.
+    """Teacher scores of pairs."""
 
-    Args:
-        pairs: query position times `documents` plus document position, ascending and distinct.
-        scores: finite scores; higher is more relevant.
-    """
-
-    pairs: Int64[ndarray, " pairs"]
-    scores: Float32[ndarray, " pairs"]
+    pairs: Int64[ndarray, " pairs"]  # query position times `documents` plus document position, ascending and distinct
+    scores: Float32[ndarray, " pairs"]  # finite scores; higher is more relevant
     documents: int
 
     @classmethod
     def of(
         cls, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, scores: ndarray, where: str
     ) -> TeacherTable:
-        """Build a table from pairs of positions and their scores in any order; `where` is the path for messages. Raise
+        """Build a table from pairs of positions and their scores, in any order. `where` is the path for messages. Raise
         `DataError` if there is no pair, if a score is not finite, or if a pair has two scores."""
         if not len(scores):
-            raise DataError("holds no score", where, "score some pairs first")
+            raise DataError("has no scores", where, "score some pairs first")
         with np.errstate(over="ignore"):
             scores = np.asarray(scores).astype(np.float32)
         bad = np.flatnonzero(~np.isfinite(scores))
@@ -62,7 +57,7 @@ class TeacherTable:
             at = divmod(int(contrary[0]), len(dataset.documents))
             names = dataset.queries.ids[at[0]], dataset.documents.ids[at[1]]
             what = f"query {names[0]!r} and document {names[1]!r} have two scores"
-            raise DataError(what, where, "give each pair one")
+            raise DataError(what, where, "give each pair one score")
         first = np.append(True, ~again)
         return cls(pairs[first], scores[first], len(dataset.documents))
 
@@ -70,8 +65,7 @@ class TeacherTable:
     def of_grades(cls, dataset: RetrievalDataset, split: str) -> TeacherTable:
         """Build a table of the labels above 0 of a split, 0 to 1; without rows if all are equal: binary relevance.
 
-        A label is that of the data, else the grade divided by the highest grade of the split.
-        """
+        A label is that of the data, else the grade divided by the highest grade of the split."""
         rows = dataset.judgements[split]
         labels = np.where(np.isnan(rows.labels), rows.scores / rows.scores.max(initial=1), rows.labels)
         rows, labels = rows.where(labels > 0), labels[labels > 0]
@@ -100,13 +94,13 @@ class TeacherTable:
     def of_groups(
         self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
     ) -> Float32[ndarray, "batch group"]:
-        """Return the score of each document for the query of its row; NaN if there is none."""
+        """Return the score of each document for the query of its row; NaN if there is no score."""
         return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
 
     def of_pairs(
         self, queries: Int64[ndarray, "*shape"], documents: Int64[ndarray, "*shape"]
     ) -> Float32[ndarray, "*shape"]:
-        """Return the score of each pair; NaN if there is none."""
+        """Return the score of each pair; NaN if there is no score."""
         if not len(self):
             return np.full(documents.shape, np.nan, dtype=np.float32)
         pairs = queries * self.documents + documents
@@ -123,7 +117,7 @@ class TeacherTable:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Number of training passages that a teacher has scored, for positives and for negatives of the table."""
+    """Numbers of positives and of hard negatives for training, and how many of each the teacher has scored."""
 
     positives: int
     scored_positives: int
@@ -154,7 +148,7 @@ class Coverage:
             if total and not scored:
                 table = f"{setting('negatives')} the table of {setting('negatives_table')}"
                 remedy = f"score them with `raytriever score`, and give {table}"
-                raise DataError(f"has no score of any of the {total:,} {name} that are trained on", where, remedy)
+                raise DataError(f"has no score for any of the {total:,} {name} that are trained on", where, remedy)
 
     def __str__(self) -> str:
         missing = self.positives + self.negatives - self.scored_positives - self.scored_negatives
@@ -170,7 +164,7 @@ _KINDS = {"query": TEXT, "document": TEXT, "score": NUMBER}
 
 
 def identity(dataset: RetrievalDataset) -> dict[str, str]:
-    """Return the digests of the texts and ids to which scores belong; they do not depend on the opened splits."""
+    """Return the digests of the queries and documents of scores. They do not depend on the opened splits."""
     return {"queries": dataset.queries.digest, "documents": dataset.documents.digest}
 
 
@@ -181,13 +175,13 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
 
     def check(meta: Mapping[str, Any]) -> None:
         if meta.get("kind") != KIND:
-            what = f"holds {meta.get('kind') or 'something else'}, no teacher's scores"
+            what = f"has {meta.get('kind') or 'something else'}, not teacher scores"
             raise DataError(what, str(path), SCORES.remedy)
         for name, digest in identity(dataset).items():
             if meta.get(name) != digest:
                 of = f"of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
                 raise DataError(
-                    f"holds scores of other {name}: {of}", str(path), "score this data set with `raytriever score`"
+                    f"has scores of other {name}: {of}", str(path), "score this data set with `raytriever score`"
                 )
 
     table = read_pairs(Path(path), SCORES, _KINDS, SCORES.remedy, check=check)

@@ -1,21 +1,21 @@
 """Training example: a query, some of its positives, and hard negatives, all by position.
 
-Every random choice is a hash of (seed, epoch, example) (`batch_order.words`). It is the same on any worker and after
+Every random choice is a hash of (seed, epoch, example), see `batch_order.words`. It is the same on any worker and after
 any restart, and differs between epochs.
 
 The setting `positives` selects the positives of a group by their source. `all` uses every relevant document. `human`
-and `llm` use one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without a
-first positive is not an example.
+and `llm` use one source. `human-first` makes mixed groups: first a human positive, then LLM positives. A query without
+a first positive is not an example.
 
-All relevant documents of a query are known, from all sources, and never become its negatives. Those of equal
-queries are known too, as are all copies of a known document (`data.hashed_ids`): of equal documents, the first stands
-for all.
+Known documents of a query never become its negatives. They are its relevant documents from all sources, those of equal
+queries, and all copies of these documents (`data.hashed_ids`). The first of equal documents represents all of them.
 
-The shares of the negatives by origin hold in every group as closely as whole numbers allow. A group of n negatives gets
-floor or ceil of n times the share of an origin, sampled so that the expectation is exact, even for n = 1. The shares
-are laid end to end on [0, n]. One number u in [0, 1), sampled for each (seed, epoch, example), shifts the integer grid
-that counts them (systematic sampling, Madow 1949). If a query has no negative of an origin, the other origins divide
-its share in proportion. Random documents get it only if no other origin is left."""
+The negatives of every group follow the shares by origin as closely as whole numbers allow. Of n negatives, an origin
+gets floor or ceil of n times its share, sampled so that the expectation is exact, even for n = 1. For this, the shares
+are laid end to end on [0, n]. A random number u in [0, 1) for each (seed, epoch, example) shifts a grid of step 1. The
+grid points in an origin's interval are its number of negatives (systematic sampling, Madow 1949). If a query has no
+negative of an origin, its other origins divide this share in proportion. Random documents get it only if no other
+origin is left."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     """Return the queries that are examples, and the positives from which their groups are sampled.
 
     The second value has the candidates for the first positive of a group. For `human-first` it also has the candidates
-    for the further positives; a query may have none of these. Raise `DataError` if no query has a positive of the
-    source.
-    """
+    for the further positives. A query may have no candidate for a further positive. Raise `DataError` if no query has a
+    positive of the source."""
     if which == ALL:
         return positives, (positives,)
     human, llm = (_of_source(positives, source) for source in SOURCES)
@@ -65,12 +64,12 @@ def _of_source(positives: Positives, source: str) -> Positives:
     return Positives(positives.queries, before[positives.offsets], *columns)
 
 
-# Purposes of samples, because samples of one example for two purposes must be independent.
+# Numbers of the purposes of samples. Samples of an example for different purposes must be independent.
 _POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _SHARE = 1, 2, 3, 4, 5
 
 
 def check_positives(positives: Positives, dataset: RetrievalDataset, split: str) -> None:
-    """Raise `DataError` if a split has no positive, or a query to which every document is relevant."""
+    """Raise `DataError` if a split has no positive, or if every document is relevant to one of its queries."""
     if not len(positives):
         raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "give another split")
     query_starts, document_starts = starts_of(dataset)
@@ -81,28 +80,21 @@ def check_positives(positives: Positives, dataset: RetrievalDataset, split: str)
 
 @dataclass(frozen=True)
 class Examples:
-    """Training examples of a split: one for each query with positives.
+    """Training examples of a split: one for each query with positives."""
 
-    Args:
-        positives: queries and all their relevant documents.
-        drawn: positives from which groups are sampled, see `groups_of`.
-        starts: first example of each combined data set, followed by the number of examples.
-        document_starts: first document of each combined data set, followed by the number of documents. Random negatives
-            of a query are documents of its own data set.
-        negatives: table of hard negatives. Queries without any get random documents.
-        shares: shares of the negatives by origin, see above; None for equal weights of a query's rows.
-        ranked: use the positives of the lowest ranks instead of sampling them in each epoch.
-        query_copies, document_copies: texts that count as one.
-    """
-
-    positives: Positives
-    drawn: tuple[Positives, ...]
-    starts: Int64[ndarray, " parts+1"]
+    positives: Positives  # queries and all their relevant documents
+    drawn: tuple[Positives, ...]  # positives from which groups are sampled, see `groups_of`
+    starts: Int64[ndarray, " parts+1"]  # first example of each combined data set, followed by the number of examples
+    # First document of each combined data set, followed by the number of documents. Random negatives of a query are
+    # documents of its own data set.
     document_starts: Int64[ndarray, " parts+1"]
     seed: int
+    # Table of hard negatives. Queries without hard negatives get random documents.
     negatives: NegativesTable | None = None
+    # Shares of the negatives by origin, see above; None if all rows of a query have equal weight.
     shares: Float64[ndarray, " origins"] | None = None
-    ranked: bool = False
+    ranked: bool = False  # use the positives of the lowest ranks, instead of a new sample in each epoch
+    # `query_copies`, `document_copies`: copies of texts, which are treated as one text.
     query_copies: Copies = NO_COPIES
     document_copies: Copies = NO_COPIES
 
@@ -122,8 +114,7 @@ class Examples:
 
         `sources` selects the positives of groups by source: `all`, `human`, `llm` or `human-first`. Raise `DataError`
         if the split has no positive (of the source), or a query to which all documents are relevant; or the table is of
-        another data set.
-        """
+        another data set."""
         known = dataset.positives(split)
         check_positives(known, dataset, split)
         positives, drawn = groups_of(known, sources, f"{dataset.name} {split}")
@@ -145,8 +136,8 @@ class Examples:
     def known(
         self, examples: Int64[ndarray, " batch"]
     ) -> tuple[Int64[ndarray, " positives"], Int64[ndarray, " positives"]]:
-        """Return all known relevant documents of a batch of examples: for each, the index of its example, and the
-        position of the first document equal to it."""
+        """Return the known documents of a batch of examples: for each, the index of its example in the batch, and the
+        position of the first document that equals it."""
         offsets, documents = self._known
         starts = offsets[examples]
         counts = offsets[examples + 1] - starts
@@ -155,7 +146,7 @@ class Examples:
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
     ) -> Int64[ndarray, "batch count"]:
-        """Return at most `count` positives of each query, -1 in empty slots: sampled in each epoch, or by rank."""
+        """Return up to `count` positives of each query, sampled by epoch or chosen by rank. Empty slots are -1."""
         if len(self.drawn) == 1:
             return self._choice(self.drawn[0], examples, epochs, count, _POSITIVE)
         first = self._choice(self.drawn[0], examples, epochs, 1, _POSITIVE)
@@ -165,12 +156,12 @@ class Examples:
     def groups(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], positives: int, negatives: int
     ) -> tuple[Int64[ndarray, "batch positives"], Int64[ndarray, "batch positives+negatives"]]:
-        """Return the positives of each example, -1 if missing, and its whole group of passages: the positives, then the
-        negatives. Further negatives replace missing positives, so that all groups have one size."""
+        """Return the positives of each example (-1 if missing), and its whole group of passages: the positives, then
+        the negatives. More negatives replace missing positives, so that all groups have the same size."""
         drawn = self.drawn_positives(examples, epochs, positives)
         counts = (drawn >= 0).sum(axis=1)
         hard = self._hard(examples, epochs, negatives + positives - counts, negatives + positives)
-        # Every group has `negatives` negatives; the ones after these fill the slots of missing positives.
+        # The first `negatives` negatives are in every group. The next ones fill the slots of missing positives.
         columns = np.maximum(negatives + np.arange(positives)[None, :] - counts[:, None], 0)
         lacking = np.take_along_axis(hard, columns, axis=1)
         return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
@@ -187,11 +178,10 @@ class Examples:
         return np.take_along_axis(np.where(there, among.documents[rows], -1), order, axis=1)
 
     def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, width: int) -> ndarray:
-        """Return `width` negatives of each example, of which the first `needed` are used and follow the shares.
+        """Return `width` negatives of each example. Its first `needed` negatives are used; they follow the shares.
 
-        They are sampled without replacement from the query's rows of the table. If there are too few rows, the same
-        order is repeated. A query without rows gets random documents of its data set that are not positives.
-        """
+        They are sampled without replacement from the query's rows of the table. If there are too few rows, their
+        sampled order is repeated. A query without rows gets random documents of its data set that are not positives."""
         columns = np.arange(width)
         documents = self._random(examples, epochs, columns)
         table = self.negatives
@@ -227,24 +217,24 @@ class Examples:
             if not clash.any():
                 return first + documents
             documents = np.where(clash, (documents + 1) % size, documents)
-        raise DataError("every document has the text of a document that is relevant", "a query", "add other documents")
+        raise DataError("every document is a copy of a relevant document", "a query", "add other documents")
 
     @cached_property
     def _pairs(self) -> Int64[ndarray, " known"]:
-        """Ascending keys of all pairs of an example and a known document, for a binary search."""
+        """Keys of all pairs of an example and a known document, ascending, for a binary search."""
         offsets, documents = self._known
         return np.repeat(np.arange(len(self)), np.diff(offsets)) * self.document_starts[-1] + documents
 
     @cached_property
     def _known(self) -> tuple[Int64[ndarray, " examples+1"], Int64[ndarray, " known"]]:
-        """Known documents of each example, ascending: those of example i are from offset i to offset i + 1."""
+        """Offsets and known documents: those of example i are `documents[offsets[i]:offsets[i + 1]]`, ascending."""
         own, size = self.positives, self.document_starts[-1]
         documents = self.document_copies.first(own.documents)
         if not len(self.query_copies) and not len(self.document_copies):
             return own.offsets, documents
         queries = self.query_copies.first(own.queries)
         owner = np.repeat(queries, np.diff(own.offsets))
-        pairs = np.unique(owner * size + documents)  # joins the pairs of a query and its copies
+        pairs = np.unique(owner * size + documents)  # merges the pairs of a query and of its copies
         starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
         counts = ends - starts
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -252,7 +242,7 @@ class Examples:
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
-    """Return the row indices of each entry of `of`, padded to at least `least` columns, and a mask of the real ones."""
+    """Return the rows of each entry of `of`, padded to at least `least` columns, and a mask of real rows."""
     starts, ends = offsets[of], offsets[of + 1]
     columns = np.arange(max(least, int((ends - starts).max())))
     there = columns < (ends - starts)[:, None]
@@ -260,7 +250,7 @@ def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
 
 
 def _filled(otherwise: ndarray, columns: ndarray, documents: ndarray, there: ndarray, keys: ndarray) -> ndarray:
-    """Return, for each column, the document at that index of the sampled order, cyclically; else `otherwise`."""
+    """Return, for each column, the document at this index of the repeated sampled order, else `otherwise`."""
     order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")
     known = there.sum(axis=1)[:, None]
     wrapped = np.broadcast_to(columns, otherwise.shape) % np.maximum(known, 1)
@@ -273,7 +263,7 @@ _FLAG = setting("negatives_mix")
 
 
 def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
-    """Parse shares such as `bm25=0.5,random=0.5` into the order of `ORIGINS`, with sum 1; return None for "". Raise
+    """Parse shares such as `bm25=0.5,random=0.5`. Return them in the order of `ORIGINS`, with sum 1; None for "". Raise
     `ConfigError` if an origin is unknown or named twice, or a share is not above 0."""
     if not text.strip():
         return None
@@ -290,7 +280,7 @@ def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
             raise ConfigError(f"the share of {name!r} is {number!r}", _FLAG, "give a number above 0, as in bm25=0.5")
         origin = ORIGINS.index(name)
         if shares[origin]:
-            raise ConfigError(f"{name!r} is named twice", _FLAG, "give each origin one share")
+            raise ConfigError(f"{name!r} occurs twice", _FLAG, "give each origin one share")
         shares[origin] = share
     return shares / shares.sum()
 
@@ -304,8 +294,8 @@ def counts_by_origin(
     """Return the number of negatives of each origin in each group; the sum of a row is `wanted`.
 
     Args:
-        shares: shares with the sum 1.
-        there: True if the query has a negative of the origin. Random documents always exist.
+        shares: shares of the origins; their sum is 1.
+        there: True if the query has a negative of the origin. It is ignored for random documents, which always exist.
         wanted: number of negatives of each group, at least 0.
         shift: random number in [0, 1) for each group.
     """
@@ -316,7 +306,7 @@ def counts_by_origin(
     of_query = mined * ((1 - random) / np.where(left > 0, left, 1.0))
     of_query[:, RANDOM] = random[:, 0]
     ends = np.cumsum(of_query, axis=1)
-    # Corrects rounding: the sum of a row must be exact, and an origin without a share must get no negative.
+    # Correct rounding errors: the sum of a row must be exact, and an origin without a share must get no negative.
     ends[ends > 1 - 1e-9] = 1.0
     marks = np.minimum(np.floor(ends * wanted[:, None] + shift[:, None]).astype(np.int64), wanted[:, None])
     return np.diff(marks, axis=1, prepend=0)

@@ -34,10 +34,9 @@ from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spendin
 class OpenedJob:
     """Annotation job whose inputs are open and checked.
 
-    `queries` and `candidates` are positions in the data set, in the order of annotation; `annotations` are by index in
-    `queries`. If the data set lacks `split`, its queries without a judgement are annotated. `model` is the encoder of
-    `dense`.
-    """
+    `queries` has the positions of the queries in the order of annotation, and `candidates` the positions of the
+    documents of each. `annotations` maps an index in `queries` to its annotation. If the data set lacks `split`, its
+    queries without a judgement are annotated. `model` is the encoder of `dense`."""
 
     settings: AnnotationConfig
     service: LlmConfig
@@ -50,7 +49,7 @@ class OpenedJob:
     annotations: dict[int, Annotation] = field(default_factory=dict)
 
     def questions(self) -> Iterator[tuple[int, AnnotationQuery]]:
-        """Yield each query with its index. The texts of its candidates are cut out only then, to save memory."""
+        """Yield each query with its index. The texts of candidates are cut one query at a time, to save memory."""
         longest, passages = self.settings.passage_characters, self.dataset.passages()
         for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
             excerpts = [passages[document][:longest] for document in documents]
@@ -58,7 +57,7 @@ class OpenedJob:
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries and store the results in `work.annotations`. Return the number of retries by failure.
+    """Annotate all queries and store the results in `work.annotations`. Return the retries by kind of failure.
 
     Raise `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail.
     """
@@ -94,7 +93,7 @@ def _out_of_budget(work: OpenedJob) -> UserError:
     flag = setting("budget" if config.budget_tokens is None else "budget_tokens")
     allowed = config.budget if config.budget_tokens is None else config.budget_tokens
     used = f"{spent.cost(config):,.4g}" if config.budget_tokens is None else f"{spent.read + spent.written:,}"
-    remedy = "raise it, and run the same command again; answers are kept"
+    remedy = "raise the limit, and run the same command again; answers are kept"
     if first:
         remedy += f"; {setting('max_queries')} {first} writes the finished queries at no cost"
     done = f"{len(work.annotations):,} of {len(work.queries):,} queries"
@@ -140,8 +139,8 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
 class AnnotationResult:
     """Result of a job.
 
-    `meta` is the metadata of the manifest, `human` is True if people judged any document of the split relevant, and
-    `retried` counts repeated requests by kind of failure."""
+    `meta` is the metadata of the manifest. `human` is True if people judged any document of the split relevant.
+    `retried` has the number of repeated requests by kind of failure."""
 
     meta: dict[str, Any]
     human: bool
@@ -189,7 +188,7 @@ def run_annotation(
         if log.damaged:
             report(f"{log.path}: {log.damaged:,} damaged answers are requested again")
         is_checked = not dry_run and not len(log)
-        if is_checked:  # find out about a wrong address or key before the slow steps
+        if is_checked:  # detect a wrong address or key before the slow steps
             asyncio.run(_check(settings, service, key))
         dataset = open_checked(data, report)
         queries = choose_queries(dataset, split, settings.max_queries)
@@ -242,7 +241,7 @@ def job_name(
     dataset: RetrievalDataset,
     prompts: AnnotationPrompts,
 ) -> str:
-    """Return a digest of all inputs of requests but the number of queries. Runs with the same name share a budget."""
+    """Return a digest of all that requests depend on, but not of their number. Runs of one digest share a budget."""
     deciding = asdict(replace(settings, max_queries=None, prompts="", agreed="human", max_failed=0.0))
     parts = [dataset.documents.digest, dataset.queries.digest, split, llm, deciding, prompts.digests]
     if "dense" in settings.retrievers:
@@ -283,7 +282,7 @@ def summary(result: AnnotationResult, priced: bool) -> str:
         lines.append(f"{sum(result.retried.values()):,} repeated requests: {kinds}")
     lines.append(f"{counts.asked:,} answers paid in this run, {counts.from_log:,} answers from the log")
     cost = f", cost {meta['cost']:,.4g}" if priced else ""
-    guessed = f" ({counts.uncounted:,} answers without a count are estimated)" if counts.uncounted else ""
+    guessed = f" (the tokens of {counts.uncounted:,} answers are estimated)" if counts.uncounted else ""
     lines.append(f"{meta['tokens_read']:,} tokens read, {meta['tokens_written']:,} written{cost}, in all runs{guessed}")
     if result.quarantined:
         lines.append(result.quarantined)

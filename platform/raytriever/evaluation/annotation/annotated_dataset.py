@@ -4,8 +4,7 @@ The corpus, the queries, their answers, the judgements of all splits and the que
 the data set. The annotated split also has the positives of the model with source `llm` and their ranks. A pair that
 both people and the model judged relevant has one row, with the source that `agreed` names. A pair that people judged 0
 stays 0. `annotations.jsonl` contains the answers of the model for each query, and no job reads it. Hard negatives of
-the data set that have no judgement are written as a table in `negatives/`.
-"""
+the data set that have no judgement are written as a table in `negatives/`."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from raytriever.evaluation.annotation.annotator import Annotation
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
 JUDGEMENT_COLUMNS = ("source", "rank")
 ANNOTATIONS, NEGATIVES = "annotations.jsonl", "negatives"
-# White space at both ends matches too, because programs that read columns may strip it.
+# Tabs and line breaks break a column. So does white space at an end, because programs may strip it.
 _BREAKS = re.compile(r"[\t\r\n]|^\s|\s$")
 
 
@@ -44,8 +43,7 @@ def write_annotated(
 
     Annotations and candidates are by position of the query; `agreed` is `human` or `llm`. The function returns four
     counts and adds them to `meta`: positives of the model, those that people also judged relevant, those left out
-    because people judged them 0, and copied hard negatives.
-    """
+    because people judged them 0, and copied hard negatives."""
     rows = dataset.judgements.get(split)
     merged, counts = merge_positives(rows, annotations, agreed)
     with committed_directory(path, meta) as temporary:
@@ -77,7 +75,7 @@ def write_annotated(
 def merge_positives(
     rows: Judgements | None, annotations: Mapping[int, Annotation], agreed: str
 ) -> tuple[Judgements, dict[str, int]]:
-    """Merge the judgements of a split with the positives of the model. Return also the counts of `write_annotated`."""
+    """Merge the judgements of a split with the positives of the model. Also return the counts of `write_annotated`."""
     table: dict[tuple[int, int], list[int]] = {}
     if rows is not None:
         columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
@@ -126,7 +124,7 @@ def write_beir(
 
 
 def judgement_lines(dataset: RetrievalDataset, rows: Judgements, lost: AbsentDocuments | None) -> list[list[object]]:
-    """Return judgements as rows with `JUDGEMENT_COLUMNS`, followed by those of documents that the corpus lacks."""
+    """Return judgements as rows with `JUDGEMENT_COLUMNS`; those of documents that the corpus lacks come last."""
     columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
     lines: list[list[object]] = [
         [dataset.queries.ids[query], dataset.documents.ids[document], score, SOURCES[source], rank]

@@ -6,8 +6,7 @@ Results are merged by reciprocal rank fusion (Cormack, Clarke and Buettcher 2009
 1 / (60 + rank) over the retrievers that returned it. Ranks are merged because the scores of different retrievers have
 no common scale. Documents that several retrievers found come first. The fusion only decides the order in which the
 model sees the passages. The document with the id of the query is left out, as in BEIR. If several documents have equal
-texts, only the first is kept.
-"""
+texts, only the first is kept."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> l
     """Choose at most `most` queries: those with judgements in the split, or those without any judgement if the split
     has none. Queries that are known to be unanswerable are never chosen.
 
-    The SHA-256 of the ids orders them, so a larger job begins with the queries of a smaller one.
-    """
+    Queries are ordered by the SHA-256 of their ids, so a larger job begins with the queries of a smaller job."""
     none, unanswerable = np.zeros(0, np.int64), list(dataset.unanswerable.values())
     if len(dataset.judgements.get(split, ())):
         chosen = np.setdiff1d(dataset.judgements[split].queries, np.concatenate([none, *unanswerable])).tolist()
@@ -91,8 +89,7 @@ def find_candidates(
     """Return for each query the documents that any retriever ranks among its first `depth`, best first.
 
     Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` describe the encoder of `dense`.
-    `embeddings` is the path of its embeddings of the passages; None means the cache, which may have to be filled.
-    """
+    `embeddings` is the path of its passage embeddings. None means those of the cache; missing ones are computed."""
     # Read the runs first, so that an error in a file shows before any slow step.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:
@@ -101,7 +98,7 @@ def find_candidates(
             report(line)
         texts = [dataset.queries.texts[query] for query in queries]
         scores, documents = Bm25Index.of(dataset.documents).search(texts, depth)
-        documents[scores <= 0] = -1  # no term in common with the query
+        documents[scores <= 0] = -1  # these documents share no term with the query
         rankings[BM25] = documents
     if DENSE in retrievers:
         device = default_device()

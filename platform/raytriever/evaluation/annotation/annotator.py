@@ -10,8 +10,7 @@ Zhang et al. (2025).
 If the log has no answer to a request, the request is sent and paid, and the answer is logged and parsed. A malformed
 answer is requested again with the reason. Every answer is on disk before the job uses it. Identical requests are sent
 once. More queries are processed at once than requests may be in flight, so the service stays busy while other queries
-are read.
-"""
+are read."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ from raytriever.retrieval.endpoints.openai_client import RequestRefused, Service
 from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
 
 T = TypeVar("T")
-_MIN_QUERIES = 20  # with fewer finished queries the share of failures means little
+_MIN_QUERIES = 20  # with fewer finished queries, the share of failures is too uncertain
 _QUERIES_PER_REQUEST = 2  # queries processed at once for each request that may be in flight
 
 
@@ -68,7 +67,7 @@ class Annotation:
 
 @dataclass
 class Counts:
-    """Counts of answers and failures."""
+    """Numbers of answers and failures."""
 
     asked: int = 0
     from_log: int = 0
@@ -88,20 +87,14 @@ class ChatService(Interface):
 
 @dataclass
 class Annotator:
-    """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
-
-    Args:
-        llm: name of the model, which is part of the key of every request.
-        job: name of the job in the log. Later runs compute the cost of the job from the entries with this name.
-        service: connected when the job begins.
-    """
+    """Annotator that runs the three stages for each query, and sends only requests whose answers the log lacks."""
 
     prompts: AnnotationPrompts
     config: AnnotationConfig
-    llm: str
-    job: str
+    llm: str  # name of the model, which is part of the key of every request
+    job: str  # name of the job in the log. Later runs compute the cost of the job from the entries with this name.
     log: AnswerLog
-    service: ChatService | None
+    service: ChatService | None  # connected when the job begins
     spending: Spending
     in_flight: int = 1
     counts: Counts = field(default_factory=Counts)
@@ -117,8 +110,7 @@ class Annotator:
     ) -> UserError | BudgetReached | None:
         """Annotate all questions. Call `on_result` after each one; it may raise a `UserError` to stop the job.
 
-        Return the reason if the job stopped early. All requests in flight are answered and logged first.
-        """
+        Return the reason if the job stopped early. All requests in flight are answered and logged first."""
         stop_reasons = self.stop_reasons
 
         async def work() -> None:
@@ -211,7 +203,7 @@ class Annotator:
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
             with suppress(BaseException):
-                future.exception()  # asyncio warns about an error that nobody retrieves
+                future.exception()  # otherwise asyncio warns about an error that no task has read
             raise
         finally:
             del self._in_flight[key]
@@ -252,7 +244,7 @@ def count_bytes(messages: list[Message]) -> int:
 
 
 def split_evenly(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield parts of at most `size` passages and nearly equal length, each with the index of its first passage."""
+    """Yield chunks with nearly equal numbers of passages, at most `size`, each with the index of its first passage."""
     count = -(-len(passages) // size)  # rounded up
     for number in range(count):
         start, end = (len(passages) * edge // count for edge in (number, number + 1))
@@ -260,7 +252,7 @@ def split_evenly(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequ
 
 
 def check_failures(counts: Counts, finished: int, share: float, is_complete: bool = False) -> UserError | None:
-    """Return an error if too large a share of the finished queries has no annotation."""
+    """Return an error if the share of finished queries without an annotation is too large."""
     if counts.failed <= share * finished or (finished < _MIN_QUERIES and not is_complete):
         return None
     what = f"{counts.failed:,} of {finished:,} queries have no annotation; the first error: {counts.first_failed}"

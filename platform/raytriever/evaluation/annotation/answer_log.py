@@ -2,8 +2,7 @@
 
 A line is one object with the key of the request, the job, the answer and the tokens. A killed process may leave an
 incomplete last line, which was never used; opening the log removes it. Other unreadable lines are skipped, and their
-requests are sent again.
-"""
+requests are sent again."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class _StoredEntry(TypedDict):
 
 
 class AnswerLog:
-    """Answer log in a folder. Only one process at a time can hold it; `report` gets a line that names the holder."""
+    """Answer log in a folder. One process at a time can lock it; for any other, `report` gets a line with its owner."""
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE
@@ -93,7 +92,7 @@ class AnswerLog:
         return entry
 
     def _read(self) -> int:
-        """Read the position of each entry. Return the offset at which the last whole line ends."""
+        """Find the position of each entry. Return the offset at which the last complete line ends."""
         end = 0
         with open(self.path, "rb") as stream:
             for line in stream:
@@ -108,7 +107,7 @@ class AnswerLog:
 
 
 def read_costs(log: AnswerLog, llm: str) -> tuple[dict[str, TokenCounts], TokenEstimator]:
-    """Return the tokens that each job paid, and a token estimator fitted to the answers of a model."""
+    """Return the paid tokens of each job, and a token estimator that is fitted to the answers of the model `llm`."""
     paid: dict[str, TokenCounts] = {}
     estimator = TokenEstimator()
     for entry in log.entries():

@@ -16,8 +16,7 @@ from raytriever.retrieval.endpoints.openai_client import Client, TemporaryFailur
 @dataclass(frozen=True)
 class Reply:
     """Answer of a model: its text, the reason why it ended (`stop`, `length`, `content_filter`...), and the numbers of
-    input and output tokens; None if the service does not report them.
-    """
+    input and output tokens. A number is None if the service does not report it."""
 
     content: str
     finish: str
@@ -47,7 +46,7 @@ _STRUCTURE_WORDS = ("response_format", "json_schema", "json_object", "structured
 
 
 class ChatDialect:
-    """Parameters that the service is known to accept. `version` counts the changes of this knowledge."""
+    """Form of the requests that a service accepts, learned from its errors. Each change increases `version` by one."""
 
     def __init__(self, llm: str, temperature: float, max_tokens: int) -> None:
         self.version = 0
@@ -69,10 +68,9 @@ class ChatDialect:
         return result
 
     def adapt(self, sent: int, message: str) -> bool:
-        """Drop the parameter that an error message names. Return True if the request may be sent again.
+        """Drop or replace the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request, because parallel requests may fail for the same reason.
-        """
+        `sent` is the `version` of the rejected request. If the version is newer now, nothing more is changed."""
         if sent != self.version:
             return True
         message = message.lower()

@@ -1,10 +1,9 @@
 """Cost estimate of a job before its first request, in requests, tokens and money. Logged answers cost nothing.
 
-The job itself runs with a service that makes its answers up, and nothing is added to the log. The requests of the
+For the estimate, the job runs with a service that invents its answers, and nothing is logged. The requests of the
 relevance stage are known exactly. Later requests depend on their answers, so there are two estimates. `likely` assumes
 that half of the candidates are relevant and that answers have a typical length. `at most` assumes that all candidates
-are relevant and that every answer has `--max-tokens` tokens.
-"""
+are relevant and that every answer has `--max-tokens` tokens."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from raytriever.evaluation.annotation.chat_completions import Reply
 from raytriever.evaluation.annotation.llm_prompts import ANSWER, FIELDS, LONGEST_ANSWER, RELEVANCE, Message
 from raytriever.retrieval.endpoints.service_budget import Spending, TokenCounts, TokenEstimator
 
-# Tokens assumed by `likely`: a short paragraph; a number with its comma; the braces and the name of the field.
+# Numbers of tokens that `likely` assumes: of a short paragraph, of a number with comma, of braces with a field name.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6
 _ANSWER_BYTES = 4 * _ANSWER_TOKENS
 
 
 @dataclass
 class MadeUpAnswers:
-    """Service that makes its answers up, and counts the requests, the bytes of prompts and the tokens of answers. With
-    `most`, every answer has that many tokens, and all candidates are relevant; None for likely answers."""
+    """Service that invents its answers, and counts the requests, the bytes of prompts and the tokens of answers.
+    `most` is the number of tokens of every answer, with all candidates relevant. None means likely answers."""
 
     most: int | None
     requests: int = 0
@@ -58,7 +57,7 @@ class MadeUpAnswers:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Requests that are not paid yet. `from_log` is the number of answers that the log has."""
+    """Estimated requests, which are not paid yet. `from_log` is the number of answers that the log has."""
 
     likely: MadeUpAnswers
     most: MadeUpAnswers
@@ -81,7 +80,7 @@ class Estimate:
 
 
 def estimate(annotator: Annotator, questions: Callable[[], Iterable[AnnotationQuery]]) -> Estimate:
-    """Estimate the cost of the questions; nothing is sent or logged."""
+    """Estimate the cost of annotating the questions. Nothing is sent or logged."""
 
     async def run(service: MadeUpAnswers) -> int:
         spending = Spending(LlmConfig())  # without a budget

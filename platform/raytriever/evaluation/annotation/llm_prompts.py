@@ -2,8 +2,7 @@
 
 Passages are untrusted text. So each one is enclosed by tags with a seal, the SHA-256 of all texts of the prompt, which
 a passage cannot forge. An answer may contain only numbers of passages in the prompt, or a text. Anything else is
-malformed. Placeholders are filled in one pass. Nothing that the model writes is run, opened or followed.
-"""
+malformed. Placeholders are filled in one pass. Nothing that the model writes is run, opened or followed."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class AnnotationPrompts:
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each prompt, which serves as its version."""
+        """SHA-256 of each prompt by name, as the version of the prompt."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
     def build_messages(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
@@ -67,7 +66,7 @@ class AnnotationPrompts:
 
 
 def load_prompts(folder: str) -> AnnotationPrompts:
-    """Load the built-in prompts, replaced by those in `folder` unless it is empty.
+    """Load the built-in prompts. Prompts in `folder`, if it is not "", replace those with the same name.
 
     Raise `ConfigError` if the folder does not exist, has no prompt, or has an invalid prompt."""
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
@@ -120,7 +119,7 @@ FIELDS = {RELEVANCE: "relevant", ANSWER: "answer", UTILITY: "useful"}
 # The next prompt contains the pseudo-answer. It may be as long as a long passage.
 LONGEST_ANSWER = 4000
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
-_BRACES = 200  # the parser tries only so many braces from the end, so that it handles an endless answer quickly
+_BRACES = 200  # number of braces that the parser tries, from the end, so that it handles an endless answer quickly
 _DECODER = json.JSONDecoder()
 
 
@@ -169,7 +168,7 @@ def read_answer(content: str) -> str:
 
 
 def _field(stage: str, content: str) -> Any:
-    """Return the value of the stage's field in the last object that has it."""
+    """Return the value of the stage's field in the last JSON object that has this field."""
     name, last = FIELDS[stage], None
     text = _THOUGHT.sub("", content)
     end = 0

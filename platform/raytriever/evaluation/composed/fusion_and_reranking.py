@@ -4,12 +4,11 @@ They know only the scores of the documents that they list for a query. Equal sco
 `index.exact_top_k`. A fusion lists every document that is among the best 1,000 of one of its systems:
 
 - by ranks, score(d) = Σ_i 1 / (60 + rank_i(d)) over the systems that rank d (Cormack et al., 2009);
-- by scores, score(d) = w n_1(d) + (1 - w) n_2(d), where n_i(d) is the min-max normalized score of d by system i for the
-  query, and 0 if the system does not rank d.
+- by scores, score(d) = w n_1(d) + (1 - w) n_2(d) with the weight w, where n_i(d) is the min-max normalized score of d
+  by system i for the query, and 0 if the system does not rank d.
 
 A fused score depends only on the ranks or the range of scores of its query: it is high if the systems agree. BM25 ranks
-no document that shares no term with the query.
-"""
+no document that shares no term with the query."""
 
 from __future__ import annotations
 
@@ -47,8 +46,8 @@ Lists = tuple[Float32[ndarray, "queries listed"], Int64[ndarray, "queries listed
 
 
 class ListingSystem(ABC):
-    """`PreparedSystem` that lists some documents for each query, perhaps by combining others, its parts. It keeps the
-    lists of the last search."""
+    """`PreparedSystem` that lists some documents for each query. It may combine other systems, its `parts`. It keeps
+    the lists of the last search."""
 
     def __init__(self, dataset: RetrievalDataset, parts: Sequence[PreparedSystem] = ()) -> None:
         self.dataset, self.parts = dataset, parts
@@ -111,7 +110,7 @@ class ListingSystem(ABC):
 
 
 class RunSystem(ListingSystem):
-    """Rankings of a TREC run. At least one query belongs to the data set, and not all scores are equal."""
+    """Rankings of a TREC run. The run must have a query of the data set, and scores that differ."""
 
     def __init__(self, dataset: RetrievalDataset, file: str) -> None:
         super().__init__(dataset)
@@ -124,7 +123,7 @@ class RunSystem(ListingSystem):
         several = listed.sum(1) > 1
         low, high = np.where(listed, scores, np.inf).min(1), np.where(listed, scores, -np.inf).max(1)
         if several.any() and (low == high)[several].all():
-            what = "has one score for all documents of a query, so it ranks nothing"
+            what = "has equal scores for all documents of each query, so it ranks nothing"
             raise DataError(what, file, "write the scores into the fifth column")
 
     @property
@@ -143,7 +142,7 @@ class RunSystem(ListingSystem):
 
     def notes(self) -> list[str]:
         """See `ListingSystem.notes`."""
-        few = f"the file ranks up to {self.depth:,} documents of a query, and later ranks count as not found"
+        few = f"the file ranks at most {self.depth:,} documents of a query; all others count as not found"
         missing = self._queries[self._run[1][self._queries, 0] < 0].tolist()
         names = [self.dataset.queries.ids[one] for one in missing[:3]]
         return [few, *count_ids("queries are not in the file", names, len(missing))]
@@ -156,8 +155,8 @@ def count_ids(what: str, first: Sequence[str], count: int) -> list[str]:
 
 
 class FusedSystem(ListingSystem):
-    """Fusion of the rankings of systems, each of `depth` documents. `weight` is that of the first of two systems, 0 to
-    1; None to fuse ranks."""
+    """Fusion of the rankings of systems, each of `depth` documents. `weight` is the weight of the first of two systems,
+    0 to 1. None means a fusion by ranks."""
 
     def __init__(
         self,
@@ -179,7 +178,7 @@ class FusedSystem(ListingSystem):
     def choose_weight(self, split: str, protocol: Protocol, judged: JudgedQueries) -> float:
         """Set and return the weight: the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split.
 
-        Among equal values the one nearest to 0.5 wins."""
+        If several weights reach it, the weight nearest to 0.5 is used."""
         measured = replace(protocol, metrics=(WEIGHT_METRIC,))
         judged = replace(judged, unanswerable={})
         values = {}
@@ -234,7 +233,7 @@ class FusedSystem(ListingSystem):
 def _sum_by_document(
     values: Float64[ndarray, "queries any"], documents: Int64[ndarray, "queries any"]
 ) -> tuple[ndarray, ndarray]:
-    """Sum the values of each document of a query. Unused columns hold the document -1."""
+    """Sum the values of each document of a query. Unused columns have the document -1."""
     order = np.argsort(documents, axis=1, kind="stable")
     values, documents = np.take_along_axis(values, order, 1), np.take_along_axis(documents, order, 1)
     begins = np.ones(documents.shape, bool)
@@ -282,13 +281,13 @@ class RerankedSystem(ListingSystem):
         if len(bad):
             ids = self.dataset.queries.ids[int(queries[bad[0]])], self.dataset.documents.ids[int(documents[bad[0]])]
             what = f"the score of query {ids[0]!r} and document {ids[1]!r} is not finite"
-            remedy = f"try {setting('precision')} fp32, or another one"
+            remedy = f"try {setting('precision')} fp32, or another cross-encoder"
             raise ModelError(what, str(self.cross_encoder.directory), remedy)
         return scores
 
     def notes(self) -> list[str]:
         """See `ListingSystem.notes`."""
-        few = f"the cross-encoder orders the best {self.depth:,} of a query, and later ranks count as not found"
+        few = f"the cross-encoder orders the best {self.depth:,} documents of a query; all others count as not found"
         return [few, *notes_of(self.parts[0])]
 
 

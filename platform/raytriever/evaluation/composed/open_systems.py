@@ -42,18 +42,14 @@ from raytriever.retrieval.search.exact_search import Hits, hits_of, search_datas
 
 @dataclass(frozen=True)
 class SystemOpener:
-    """Builder of the systems of one data set.
-
-    Args:
-        prompts_of: function that returns the prompts of a retriever for the data set.
-        weighing: split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
-        protocol: protocol of the evaluation; a fusion is at least as deep as its metrics need.
-    """
+    """Builder of the systems of one data set."""
 
     dataset: RetrievalDataset
     encoders: Encoders
-    prompts_of: Callable[[TextEncoder], Prompts]
+    prompts_of: Callable[[TextEncoder], Prompts]  # function that returns the prompts of a retriever for the data set
+    # Split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
     weighing: tuple[str, JudgedQueries] | None = None
+    # Protocol of the evaluation; a fusion is at least as deep as its metrics need.
     protocol: Protocol = field(default_factory=Protocol)
 
     def open(self, tree: SystemTree) -> PreparedSystem:
@@ -96,13 +92,12 @@ def search_system(
     """Search with any system: return at most `top` passages with the highest scores at or above the threshold; see
     `search.exact_search.search_dataset`.
 
-    The weight of a fusion is chosen on the split that chose the calibration, else on `dev`.
-    """
+    The weight of a fusion is chosen on the split of the calibration's thresholds, or on `dev` without a calibration."""
     if isinstance(tree, ModelConfig):
         return search_dataset(tree, dataset_name, query, top, threshold, precision, calibration)
     for node in nodes_of(tree):
         if isinstance(node, VectorFolder | RunFile):
-            what = f"{system_text(node)} has results for the queries of its file alone"
+            what = f"{system_text(node)} has results only for the queries of its file"
             raise ConfigError(what, setting("model"), "give systems that rank any question, such as bm25+minilm")
     split: str | None = None
     if has_weight(tree):

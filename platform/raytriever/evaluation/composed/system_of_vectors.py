@@ -1,4 +1,4 @@
-"""Dense retriever without an encoder: only its embeddings are known, by the ids of the texts."""
+"""Dense retriever without an encoder: it has only the embeddings of texts, by id."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VectorSystem:
     """`PreparedSystem` that searches a data set with the vectors of a folder, by `cosine` or `dot`. The default is
     `cosine` if all vectors have unit length, else `dot`.
 
-    A passage without a vector is in no result, and a query without one has no results. Vectors of other texts are
+    A passage without a vector is in no result, and a query without a vector has no results. Vectors of other texts are
     ignored."""
 
     def __init__(self, dataset: RetrievalDataset, folder: str, similarity: str | None = None) -> None:
@@ -33,18 +33,18 @@ class VectorSystem:
         self.passages, self.queries = (open_vectors(folder, side) for side in (PASSAGES, QUERIES))
         if self.passages.width != self.queries.width:
             what = f"has passages of width {self.passages.width} and queries of width {self.queries.width}"
-            raise DataError(what, folder, "encode both with one model")
+            raise DataError(what, folder, "encode both with the same model")
         with activity("checking the vectors"):
             self.is_unit = all(
                 [self.passages.has_unit_length, self.queries.has_unit_length]
-            )  # a list, not a generator: both sides are checked for components that are not finite
+            )  # a list, so that both sides are checked for components that are not finite
         self.similarity = similarity or (COSINE if self.is_unit else DOT)
         self._document, self._passage_row = self._match(self.passages, dataset.documents.ids, PASSAGES)
         _, self._query_row = self._match(self.queries, dataset.queries.ids, QUERIES)
         self._asked = np.zeros(0, np.int64)
 
     def _match(self, vectors: StoredVectors, ids: Sequence[str], side: str) -> tuple[ndarray, ndarray]:
-        """Return the position of the text of each row, and the row of each text; -1 if there is none."""
+        """Return the position of each row's text in the data set, and the row of each text; -1 if there is none."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -54,7 +54,7 @@ class VectorSystem:
             for one, other in ((vectors.ids, texts), (texts, vectors.ids))
         )
         if (of_row < 0).all():
-            what = f"has no id of the {side} of {self.dataset.name}, such as {ids[0]!r}, but {vectors.ids[0].as_py()!r}"
+            what = f"has ids like {vectors.ids[0].as_py()!r}, but no {side} of {self.dataset.name}, such as {ids[0]!r}"
             raise DataError(what, vectors.name, "give vectors with the ids of the data set")
         return of_row, of_text
 
@@ -112,7 +112,7 @@ class VectorSystem:
         return self._scaled(self.passages.read(self._passage_row[documents]))
 
     def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-        """Yield the vectors of the data set's passages with the number of the first, counted without other vectors."""
+        """Yield blocks of the vectors of the data set's passages. Rows are numbered from 0, without other vectors."""
         before = 0
         for first, block in self.passages.blocks():
             kept = self._document[first : first + len(block)] >= 0

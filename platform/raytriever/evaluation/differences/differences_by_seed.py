@@ -1,12 +1,11 @@
 """Metrics of several rows on several data sets, by seed and by query, and comparisons of rows over both.
 
 Results are uncertain for two reasons: another seed trains another encoder, and other queries give other metrics. A
-difference counts if `metrics.significance_tests.combined_t_test` gives p < 0.05. Its standard error has one part from
-the queries (their differences, averaged over the seeds) and one from each trained row (the values of its seeds). The
-pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that does not come
-from queries, such as a number of steps, has only the error from the seeds. A row that was trained with one seed cannot
-be tested, because its variation over seeds is unknown.
-"""
+difference is significant if `metrics.significance_tests.combined_t_test` gives p < 0.05. Its standard error has one
+part from the queries (their differences, averaged over the seeds) and one from each trained row (the values of its
+seeds). The pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that
+does not come from queries, such as a number of steps, has only the error from the seeds. A row that was trained with
+one seed cannot be tested, because its variation over seeds is unknown."""
 
 from __future__ import annotations
 
@@ -25,22 +24,18 @@ from raytriever.evaluation.results import TestedPair
 from raytriever.metrics.significance_tests import LEVEL, combined_t_test
 
 ABOVE, BELOW, NOISE, UNTESTED = "above", "below", "within noise", "not tested"
-Cell = tuple[str, str]  # a row of the table, a data set
+Cell = tuple[str, str]  # names of a row of the table and of a data set
 
 
 @dataclass(frozen=True)
 class SeedMetrics:
-    """Metrics of one training on one data set.
+    """Metrics of one training on one data set."""
 
-    Args:
-        seed: seed of the training; None if the row is not trained.
-        metrics: metrics by name, including those that do not come from queries, such as `steps_to_best`.
-        per_query: values by query for each metric that has them, in the same order for all trainings; NaN for a query
-            without a value.
-    """
-
-    seed: int | None
+    seed: int | None  # seed of the training; None if the row is not trained
+    # Metrics by name, including those that do not come from queries, such as `steps_to_best`.
     metrics: Mapping[str, float]
+    # Values by query for each metric that has them, in the same order for all trainings; NaN for a query without a
+    # value.
     per_query: Mapping[str, Float64[ndarray, " queries"]] = field(default_factory=dict)
 
 
@@ -48,9 +43,8 @@ class SeedMetrics:
 class SeedComparison:
     """Comparison of a row with another one on one data set and metric.
 
-    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW`, `NOISE`, or `UNTESTED` if
-    a row has only one seed; then the other numbers are NaN.
-    """
+    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW` or `NOISE`. If a row has
+    only one seed, it is `UNTESTED`, and the other numbers are NaN."""
 
     difference: float
     p: float = math.nan
@@ -61,7 +55,7 @@ class SeedComparison:
 
 @dataclass(frozen=True)
 class SeededResults:
-    """Metrics of each seed, seeds ascending, by row and data set."""
+    """Metrics of each seed, in ascending order of the seeds, by row and data set."""
 
     cells: Mapping[Cell, Sequence[SeedMetrics]]
 
@@ -89,12 +83,12 @@ class SeededResults:
         return float(self.values(row, dataset, metric).mean())
 
     def deviation(self, row: str, dataset: str, metric: str) -> float:
-        """Return the standard deviation over the seeds; NaN if there is only one."""
+        """Return the standard deviation over the seeds, or NaN if there is only one seed."""
         values = self.values(row, dataset, metric)
         return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
 
     def per_query(self, row: str, dataset: str, metric: str) -> Float64[ndarray, "seeds queries"] | None:
-        """Return the values by seed and query; None if the metric has no values by query."""
+        """Return the values by seed and query, or None if the metric has no values by query."""
         seeds = self.cells[row, dataset]
         if any(metric not in one.per_query for one in seeds):
             return None

@@ -1,10 +1,8 @@
 """Significance tests between all pairs of systems of an evaluation, and the marks and best systems that follow.
 
-There is one family of tests: the two-sided paired t-test over queries of every pair, on every data set and on the mean
-over them, with Holm's correction over all tests of a metric. All marks and bold numbers come from these tests, so no
-two tables of a page disagree. The pooled AUC has no value per query; its pseudo-values are used instead
-(`metrics.auc`).
-"""
+There is one family of tests: two-sided paired t-tests over queries for every pair, on every data set and on their mean.
+Holm's correction is over all tests of a metric. All marks and bold numbers come from these tests, so no two tables of a
+page disagree. The pooled AUC has no value per query; its pseudo-values are used instead (`metrics.auc`)."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from raytriever.metrics.significance_tests import FIRST_MARKS, LEVEL, SECOND_MAR
 MOST_LINES = 40  # lines about pairs on a terminal
 MEAN = "the mean over the data sets"
 CORRECTED = f"p < {LEVEL} after Holm's correction over the pairs and data sets of a metric"
-# Values of each query, and means, by model, data set and metric.
+# The values of each query, and the means over the queries, by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 # The best model, or the best and the second, by data set (None for the mean over them) and metric.
@@ -37,7 +35,7 @@ Best = Mapping[tuple[str | None, str], Sequence[str]]
 def best_rule(test: str) -> str:
     """Return the sentence that explains bold and underlined numbers, with the name of the test."""
     return (
-        f"Bold is significantly above every other of its column, and underlined above all but that one: {test}, "
+        f"Bold is significantly above every other number of its column, underlined above all but the bold one: {test}, "
         f"{CORRECTED}. A column without bold has no significant best."
     )
 
@@ -68,12 +66,12 @@ def pair_rows(values: Values) -> list[TestedPair]:
 
 
 def corrected(pairs: Sequence[TestedPair]) -> list[TestedPair]:
-    """Return all tests of one metric with their p-values after Holm's correction."""
+    """Return all tests of one metric, each with its p-value after Holm's correction."""
     return [replace(row, p_holm=float(p)) for row, p in zip(pairs, holm([row.p for row in pairs]), strict=True)]
 
 
 def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str | None, tuple[ndarray, ndarray]]:
-    """Return the values of two models by data set, for the queries where both have one, if there are at least two."""
+    """Return the values of two models by data set: of queries where both have a value, if there are two or more."""
     pairs: dict[str | None, tuple[ndarray, ndarray]] = {}
     for dataset in values[model]:
         ours, theirs = (values.get(name, {}).get(dataset, {}).get(metric) for name in (model, other))
@@ -97,13 +95,13 @@ def _test(dataset: str | None, metric: str, pair: tuple[str, str], ours: ndarray
 
 
 def _weighted(columns: Sequence[ndarray]) -> ndarray:
-    """Concatenate the values of all data sets, weighted so that their mean is the mean of the data sets' means."""
+    """Concatenate the values of all data sets, scaled so that their mean is the mean of the data sets' means."""
     total = sum(map(len, columns))
     return np.concatenate([column * (total / (len(columns) * len(column))) for column in columns])
 
 
 def pairs_with(pairs: Sequence[TestedPair], baseline: str) -> list[TestedPair]:
-    """Return the tests of all other systems against one. Each `difference` is `model` - `baseline`."""
+    """Return the tests of all other systems against `baseline`. Each `difference` is `model` - `baseline`."""
     return [row if row.against == baseline else _turned(row) for row in pairs if baseline in (row.model, row.against)]
 
 
@@ -122,8 +120,7 @@ def _turned(row: TestedPair) -> TestedPair:
 def collect_marks(pairs: Sequence[TestedPair], baselines: Sequence[str]) -> dict[tuple[str | None, str, str], str]:
     """Return the marks of significance by (data set, model, metric).
 
-    Marks are `+` and `-` for above and below the first baseline, `◆` and `◇` for the second.
-    """
+    Marks are `+` and `-` for above and below the first baseline, `◆` and `◇` for the second."""
     marks: dict[tuple[str | None, str, str], str] = {}
     for baseline, (above, below) in zip(baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
         for row in pairs_with(pairs, baseline):
@@ -134,7 +131,7 @@ def collect_marks(pairs: Sequence[TestedPair], baselines: Sequence[str]) -> dict
 
 
 def marks_legend(baselines: Sequence[str]) -> str:
-    """Return the meaning of the marks of significance."""
+    """Return a text that explains the marks of significance."""
     signs = zip(baselines, (FIRST_MARKS, SECOND_MARKS), strict=False)
     return "; ".join(f"{above} and {below}: significantly above and below {name}" for name, (above, below) in signs)
 
@@ -143,8 +140,7 @@ def best_models(pairs: Sequence[TestedPair], figures: Figures) -> Best:
     """Find the significantly best model of each column, and the second best if it is significant too.
 
     The best is significantly above every other model that the column shows, and the second above all but the best. A
-    column is a data set and a metric; the data set None is the mean over the data sets.
-    """
+    column is a data set and a metric; the data set None is the mean over the data sets."""
     above = Counter((row.dataset, row.metric, row.model) for row in pairs if row.p_holm < LEVEL)
     best: dict[tuple[str | None, str], list[str]] = {}
     for dataset, metric in dict.fromkeys((row.dataset, row.metric) for row in pairs):
@@ -160,7 +156,7 @@ def best_models(pairs: Sequence[TestedPair], figures: Figures) -> Best:
 
 
 def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " queries"]]:
-    """Return the values of each query for every metric that can be tested. The pooled AUC has pseudo-values."""
+    """Return the values of each query for every metric that can be tested; pseudo-values for the pooled AUC."""
     values = dict(evaluation.per_query)
     if np.isfinite(evaluation.metrics.get(AUC, np.nan)):
         values[AUC] = auc_pseudo_values(
@@ -192,8 +188,7 @@ def format_p(p: float) -> str:
 def pair_lines(rows: Sequence[TestedPair], most: int | None = MOST_LINES, test: str = "paired t-test") -> list[str]:
     """Describe all pairs: for each metric the best system, then a line for each pair, the largest difference first.
 
-    If there are more than `most` pairs, return only the sentences about the best systems.
-    """
+    If there are more than `most` pairs, return only the sentences about the best systems."""
     if not rows:
         return []
     several = len({row.dataset for row in rows}) > 1

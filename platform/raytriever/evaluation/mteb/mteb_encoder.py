@@ -1,8 +1,7 @@
 """MTEB's `EncoderProtocol` for our encoders, with the description of the model, as `mteb.evaluate` needs them.
 
 Prompts are chosen in the order of MTEB's `abs_encoder`: task and side, task, type of task and side, type of task, side
-(`raytriever.models.prompts`). Tasks without queries and passages, such as classification, use no prompt of a side.
-"""
+(`raytriever.models.prompts`). Tasks without queries and passages, such as classification, use no prompt of a side."""
 
 from __future__ import annotations
 
@@ -44,9 +43,8 @@ class MtebEncoder:
     def mteb_model_meta(self) -> ModelMeta:
         """Description of the model for MTEB. Its name and revision are the folders of the results.
 
-        The revision of a hub model is its commit. That of a local one is a digest of its weights and of how it reads
-        texts. Settings that the user changed, and bf16, are `experiment_kwargs`, which MTEB makes a subfolder.
-        """
+        The revision of a hub model is its commit. That of a local model is a digest of its weights and of how it reads
+        texts. Settings that the user changed, and bf16, are `experiment_kwargs`; MTEB makes a subfolder for them."""
         require_mteb("mteb_model_meta")
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
@@ -106,7 +104,7 @@ class MtebEncoder:
         self.retriever.check_prompt(prompt, side)
         tower = self.retriever.query if side == "query" else self.retriever.passage
         is_scaled = tower.normalize
-        # Search compares by cosine, so embeddings are normalized. A classifier must see them with their own length.
+        # For search, normalize the embeddings, because scores are cosines. Classifiers need the original lengths.
         tower.normalize = is_scaled and (prompt_type is not None or self._has_length_one)
         try:
             return encode_texts(self.retriever, texts, side, task_metadata.name, prompt)
@@ -128,7 +126,7 @@ class MtebEncoder:
 
     @cached_property
     def _has_length_one(self) -> bool:
-        """True if the model normalizes its embeddings: by its sentence-transformers modules, or because it has none."""
+        """True if the model has a module that normalizes embeddings, or no sentence-transformers modules at all."""
         from raytriever.models.directory.modules import NORMALIZE
         from raytriever.models.resolve_model import read_files
 
@@ -138,8 +136,7 @@ class MtebEncoder:
     def _stored_size(self) -> tuple[int, int]:
         """Return the number of parameters in the files of the model, and the bytes of these files.
 
-        The files are counted because an encoder on a CPU packs its weights and then has fewer parameters.
-        """
+        The encoder itself is not counted, because on a CPU it packs its weights and then has fewer parameters."""
         from raytriever.core.store.disk import files_below
         from raytriever.models.directory.model_files import FLOATS, stored_tensors
         from raytriever.models.resolve_model import resolve_model
@@ -188,4 +185,4 @@ def require_mteb(where: str) -> None:
     from raytriever.core.errors import ConfigError
 
     if find_spec("mteb") is None:
-        raise ConfigError("requires the package mteb", where, "pip install 'raytriever[mteb]'")
+        raise ConfigError("requires the package mteb", where, "install it: pip install 'raytriever[mteb]'")

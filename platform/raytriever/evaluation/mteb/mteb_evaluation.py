@@ -1,14 +1,13 @@
 """Evaluation of models on tasks of MTEB, task by task, with results in the layout of MTEB's `ResultCache`.
 
     OUTPUT/results/MODEL/REVISION/TASK.json, model_meta.json, run_settings.jsonl   written by MTEB
-    OUTPUT/results/MODEL/REVISION/retrieval/TASK/                                  our figures of a retrieval task
+    OUTPUT/results/MODEL/REVISION/retrieval/TASK/                                  our results of a retrieval task
     OUTPUT/results/MODEL/REVISION/TASK.error.txt                                   traceback of a task that failed
     OUTPUT/table.md                                                                all tasks in one table
 
 All settings are checked first. A task is finished when MTEB's result exists and, for retrieval, our results of all its
 splits. The same command continues after the last finished task, and inside a task after the last encoded shard of its
-corpus.
-"""
+corpus."""
 
 from __future__ import annotations
 
@@ -53,18 +52,17 @@ def build_mteb_job(
 ) -> MtebJob:
     """Build the evaluation job that the settings describe, with hub models pinned to commits.
 
-    The precision is fp32 if none is given.
-    """
+    The precision is fp32 if none is given."""
     require_mteb(SUITE)
     for model in models:
         if model.config is None:
             what = f"{system_text(model.system)} is not an encoder"
             raise ConfigError(what, setting("model"), f"leave it out with {SUITE}")
         if not has_files(model.config.model):
-            raise ConfigError(f"{model.config.model} has no files, which MTEB describes", setting("model"))
+            raise ConfigError(f"{model.config.model} has no files", setting("model"), f"leave it out with {SUITE}")
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
-        raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
+        raise ConfigError("MTEB's data sets have no answers", setting("metrics"), "leave acc@K out")
     return MtebJob(
         tasks=read_tasks(config.tasks, config.benchmark),
         models=pin_models(models),
@@ -96,7 +94,7 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
         others = sorted(set(task.metadata.modalities) - {"text"})
         if others:
             raise ConfigError(
-                f"{task.metadata.name} needs {' and '.join(others)}", SUITE, "raytriever encodes texts; leave it out"
+                f"{task.metadata.name} needs {' and '.join(others)}", SUITE, "leave it out: raytriever encodes texts"
             )
     return tasks
 
@@ -112,7 +110,7 @@ def _look_up(find: Callable[[str], Any], name: str, kind: str) -> Any:
             names = [task.metadata.name for task in tasks]
         else:
             names = [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
-        # Suggest only the nearest name, ignoring case: a list of a thousand names would help nobody.
+        # Suggest only the most similar name, ignoring case: a list of a thousand names would help nobody.
         folded = {each.casefold(): each for each in names}
         close = nearest(name.casefold(), folded)
         remedy = "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
@@ -275,7 +273,7 @@ class _ModelRun:
         )
 
     def _stored(self, task: Any, searcher: TaskSearch) -> Any:
-        """Return MTEB's result of a task if it is complete. Remove a damaged one, which a killed command may leave."""
+        """Return MTEB's result of a task if it is complete. Remove a damaged result of a killed command."""
         path = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta)
         try:
             result = self.cache.load_task_result(task.metadata.name, searcher.mteb_model_meta)

@@ -1,8 +1,8 @@
 """MTEB's `SearchProtocol` for retrieval and reranking tasks, with our encoders, exact search and evaluation.
 
 MTEB passes a corpus to `index`, then queries to `search`, and computes its metrics from the results. The corpus is
-written to the cache once, in BEIR layout, and prepared there, so that actors on any node can read it like any data set.
-It is encoded by the encoder pool of the evaluation and searched exactly, once. Our results use the same ranking: the
+written to the cache once, in BEIR layout, and prepared there. So actors on any node can read it like any data set. The
+encoder pool of the evaluation encodes it, and it is searched exactly, once. Our results use the same ranking: the
 metrics of `--metrics` with the pooled AUC, thresholds, and results per query. Their directory is next to MTEB's result.
 """
 
@@ -41,8 +41,8 @@ from raytriever.models.retriever import Retriever
 
 # Split with the judgements. MTEB's own names of splits are not always valid file names.
 SPLIT = "test"
-# Text of empty documents and queries. MTEB encodes them, but our format rejects a row without text and title. A
-# zero-width space passes, and WordPiece and SentencePiece tokenizers read it as no text.
+# Text of empty documents and queries. MTEB encodes them, but our format rejects a row without text and title. It
+# accepts a zero-width space, which WordPiece and SentencePiece tokenizers read as no text.
 NO_TEXT = "\u200b"
 _BATCH = 1024
 
@@ -104,7 +104,7 @@ class MtebJob(EvaluationJob):
 
     @property
     def measures(self) -> dict[str, Any]:
-        """Everything that decides our results of a model on a task."""
+        """All settings that our results of a model on a task depend on."""
         names = ("aims", "calibration_split", "confidence", "removed", "foreign", "max_bad_rows")
         return {"metrics": self.protocol.metrics, **{name: getattr(self, name) for name in names}}
 
@@ -119,8 +119,7 @@ class TaskSearch(MtebEncoder):
     """One model on one task of MTEB, in the form that `mteb.evaluate` accepts as a model.
 
     `retriever` was loaded with `config`, and `cache` is MTEB's `ResultCache`. `label` names the model in tables; MTEB
-    also uses it for a local model.
-    """
+    also uses it for a local model."""
 
     config: ModelConfig
     retriever: Retriever
@@ -157,11 +156,10 @@ class TaskSearch(MtebEncoder):
         """Search the corpus and write our results; see MTEB's `SearchProtocol`.
 
         If `top_ranked` lists candidates for each query, only these are ranked. Settings of MTEB's own encoders are
-        ignored. Return scores by query and document.
-        """
+        ignored. Return scores by query and document."""
         foreign = self.job.foreign
         if top_ranked is not None and foreign:
-            self.log(f"{self.task.metadata.name}: queries that are made have no candidates, so they are left out")
+            self.log(f"{self.task.metadata.name}: queries of other data sets have no candidates, so they are left out")
             foreign = ()
         data = {**self._splits(hf_subset)[hf_split], "corpus": self._corpus, "queries": queries}
         opened = self._open(data, foreign, hf_split)
@@ -180,7 +178,7 @@ class TaskSearch(MtebEncoder):
         return {label: self.folder / RETRIEVAL / label for label in labels}
 
     def figures(self) -> dict[str, Results] | None:
-        """Return the results of each directory; None if one is missing or has other settings."""
+        """Return the results of each directory, or None if a directory is missing or has other settings."""
         contents = {}
         for label, folder in self.directories().items():
             try:
@@ -244,10 +242,9 @@ class TaskSearch(MtebEncoder):
     def _calibrate(
         self, subset: str, split: str, foreign: Sequence[str], evaluated: tuple[JudgedQueries, Evaluation]
     ) -> tuple[JudgedQueries, Evaluation] | None:
-        """Evaluate the split that chooses the thresholds; it may be the `evaluated` one.
+        """Evaluate the split on which thresholds are chosen; it may be the `evaluated` split.
 
-        Return None if there are no targets, or if the task has no such split.
-        """
+        Return None if there are no targets, or if the task has no such split."""
         chosen_on = self.job.calibration_split
         if not self.job.aims:
             return None
@@ -268,8 +265,7 @@ class TaskSearch(MtebEncoder):
 class RankedQueries:
     """Results of all queries of a data set, searched once and as deep as MTEB or our metrics need.
 
-    If a query has candidates, only these are ranked.
-    """
+    If a query has candidates, only these are ranked."""
 
     system: DenseSystem
     top_k: int
@@ -278,7 +274,7 @@ class RankedQueries:
 
     @classmethod
     def of(cls, system: DenseSystem, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None) -> RankedQueries:
-        """Create the results of a system's data set, with the candidates of the queries if there are any."""
+        """Create the results for a system's data set. `top_ranked` may have candidates of the queries."""
         dataset = system.dataset
         if top_ranked is None:
             return cls(system, top_k, None)

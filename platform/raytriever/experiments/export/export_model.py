@@ -4,8 +4,7 @@
 2. Write each tower as a graph and compare it with the tower. Both must give the same embeddings for texts of many
    lengths, drawn from the vocabulary. If a graph fails, nothing is written.
 3. Copy the calibration, if it belongs to these weights.
-4. Write the model card from the files of the run and the evaluation.
-"""
+4. Write the model card from the files of the run and the evaluation."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ from raytriever.models.save_model import write_model
 from raytriever.retrieval.search.calibration_file import FILE as CALIBRATION
 from raytriever.retrieval.search.calibration_file import Calibration, encoder_digest, read_calibration
 
-# Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
+# Largest allowed difference of a component, relative to the length of the embedding: ten times what float32 shows.
 TOLERANCE = 1e-5
 BATCHES = 6
 # Largest number of tokens of a compared text; attention over 32,768 tokens would need the memory of a server.
@@ -51,20 +50,13 @@ _REMEDY = "restore the run directory, or give only its model/ directory"
 
 @dataclass(frozen=True)
 class Parity:
-    """Comparison of a graph with its tower.
+    """Comparison of a graph with its tower."""
 
-    Args:
-        form: `onnx` or `openvino`.
-        side: `query` or `passage`; `passage` if both share a tower.
-        difference: largest difference of a component, relative to the length of the embedding.
-        cosine: lowest cosine of two embeddings of one text.
-    """
-
-    form: str
-    side: Side
+    form: str  # `onnx` or `openvino`
+    side: Side  # `query` or `passage`; `passage` if both share a tower
     texts: int
-    difference: float
-    cosine: float
+    difference: float  # largest difference of a component, relative to the length of the embedding
+    cosine: float  # lowest cosine of two embeddings of one text
 
     def __str__(self) -> str:
         return (
@@ -116,10 +108,9 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
 def _current_calibration(
     config: ModelConfig, evaluation: str | None, results: Results, report: Callable[[str], None]
 ) -> Calibration | None:
-    """Return the calibration to export: the one of the evaluation, else the one of the model directory.
+    """Return the calibration to export: that of the evaluation if there is one, else that of the model directory.
 
-    If it does not belong to the model's weights and settings, a line says so, and it is not exported.
-    """
+    A calibration that does not belong to the model's weights and settings is reported, and not exported."""
     files = [resolve_model(config.model, config.revision) / CALIBRATION]
     if evaluation and len(results.about) == 1:
         [name], [dataset] = results.models, results.about
@@ -130,7 +121,7 @@ def _current_calibration(
             continue
         if calibration.digest in [encoder_digest(config, calibration.dataset, int8=int8) for int8 in (False, True)]:
             return calibration
-        report(f"{file}: belongs to other weights, prompts or lengths than this model has, so it is not exported")
+        report(f"{file}: belongs to other weights, prompts or lengths than those of this model; it is not exported")
     return None
 
 
@@ -172,7 +163,7 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
     cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
     parity = Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
     if not parity.difference <= TOLERANCE:
-        remedy = "nothing was written; try another version of the exporter's packages"
+        remedy = "try other versions of the packages that export the graph; nothing was written"
         raise ModelError(f"the graph differs from the encoder: {parity}", setting("formats", form), remedy)
     return parity
 
@@ -210,7 +201,7 @@ def _read_results(folder: Path, model: str) -> Results:
     names = [name for name, system in results.systems.items() if Path(copy_of(system["model"])) in same]
     if not names:
         measured = ", ".join(system["model"] for system in results.systems.values())
-        raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that you export")
+        raise StorageError(f"is an evaluation of {measured}, not {model}", str(folder), "evaluate the exported model")
     name = names[0]
     rows = [row for row in results.thresholds if row.model == name]
     return Results(models={name: results.models[name]}, about=results.about, thresholds=rows)

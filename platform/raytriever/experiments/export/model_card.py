@@ -2,8 +2,7 @@
 
 The card is a README with the metadata that the hub reads. Its facts come only from files: `config.yaml` of a run,
 `results.json` of its own evaluation, and `results.json` of another evaluation. A number that was not measured does not
-appear.
-"""
+appear."""
 
 from __future__ import annotations
 
@@ -47,24 +46,18 @@ model.similarity(queries, passages)
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Facts for a model card.
-
-    Args:
-        licence: SPDX identifier of the license on the hub, or None.
-        config: settings of the run that trained the model; empty if no run of raytriever did.
-        trained: results of the evaluation at the end of that run; empty if there are none.
-        results: results of this model in another evaluation; may be empty.
-        calibration: meaning of the scores for one corpus; None if it is unknown.
-    """
+    """Facts for a model card."""
 
     name: str
     description: Description
     width: int
-    licence: str | None = None
+    licence: str | None = None  # SPDX identifier of the license on the hub, or None
+    # Settings of the run that trained the model; empty if no run of raytriever did.
     config: Mapping[str, Any] = field(default_factory=dict)
+    # Results of the evaluation at the end of that run; empty if there are none.
     trained: Results = field(default_factory=Results)
-    results: Results = field(default_factory=Results)
-    calibration: Calibration | None = None
+    results: Results = field(default_factory=Results)  # results of this model in another evaluation; may be empty
+    calibration: Calibration | None = None  # meaning of the scores for one corpus; None if it is unknown
     graphs: Sequence[str] = ()
 
     @property
@@ -147,7 +140,7 @@ def _training(facts: CardFacts) -> list[str]:
     data = facts.config.get("data", {}).get("dataset", "unknown")
     loss = LossConfig(facts.config.get("loss", {}).get("loss", LossConfig.loss)).title
     text = yaml.safe_dump(dict(facts.config), sort_keys=False, allow_unicode=True)
-    # Longer than any fence in the settings, which cannot end it then.
+    # Use a longer fence than any in the settings, so that the settings cannot end it.
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return [
         f"## Training\nTrained by raytriever on `{data}` with the loss `{loss}`. All settings:\n\n"

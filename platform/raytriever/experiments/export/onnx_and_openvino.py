@@ -4,8 +4,7 @@ The inputs are `input_ids` and `attention_mask`, int64 `[texts, tokens]`; both s
 float32. The ONNX and OpenVINO backends of sentence-transformers pool `last_hidden_state` `[texts, tokens, hidden]`
 themselves. `sentence_embedding` `[texts, width]` is already pooled, truncated and normalized as in the tower. The files
 have the names that these backends expect. The exporter uses `torch.export`, because the older, tracing exporter gives
-wrong embeddings for lengths other than its example's.
-"""
+wrong embeddings for lengths other than its example's."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Inventory of the cache: size and last use of each entry, and the choice of entries to remove.
+"""Inventory of the cache: size and last use of each entry, and the choice of entries to prune.
 
-The answers of language models cost money and are never pruned. Every other entry can be created again, and is pruned
-unless a process writes it or has it open. An entry is a folder or a file directly below the cache, or directly below
-one of its collections.
-"""
+An entry is a folder or a file directly below the cache folder, or directly below one of the cache's collections. The
+answers of language models cost money and are never pruned. Every other entry can be created again, and may be pruned
+unless a process writes it or has it open."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ ANSWERS, LOCKS = "answers", "locks"
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One entry of the cache, last used `used_at` seconds after 1970. `owner` is the process that writes it now, or
-    None."""
+    """One entry of the cache. `used_at` is the time of its last use, in seconds since 1970. `owner` is the process that
+    is writing it, or None."""
 
     path: Path
     size: int
@@ -57,8 +56,7 @@ def cache_entries() -> list[CacheEntry]:
 
 def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: float = -inf) -> list[CacheEntry]:
     """Return the entries to prune: those last used before a time (in seconds since 1970), then the least recently used
-    ones until at most `limit` bytes are left.
-    """
+    ones until at most `limit` bytes are left."""
     entries = list(entries)
     total, chosen = sum(entry.size for entry in entries), []
     for entry in sorted(entries, key=lambda entry: entry.used_at):
@@ -90,8 +88,7 @@ def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files below a folder. Links are not followed.
 
     For a folder in an object store, its objects are counted, because the copy on this machine has only some of them. A
-    file that another process removes during the count is skipped.
-    """
+    file that another process removes during the count is skipped."""
     if address_of(path) and path.is_dir():
         return sum(size for size, _ in listing(path).values())
     return sum(status.st_size for status in _statuses(path))
@@ -100,10 +97,8 @@ def size_of(path: Path) -> int:
 def last_use_time(path: Path) -> float:
     """Return the time of the last use of an entry, in seconds since 1970.
 
-    It is the newest of the modification time of the entry and of the access times of its files. The manifest is
-    ignored, because listing the cache reads it. Most file systems update an access time at most once a day
-    (`relatime`).
-    """
+    This is the latest of the entry's modification time and of the access times of its files. The manifest is ignored,
+    because listing the cache reads it. Most file systems update an access time at most once a day (`relatime`)."""
     return max([path.lstat().st_mtime, *(status.st_atime for status in _statuses(path, without=MANIFEST))])
 
 

@@ -1,8 +1,7 @@
 """Checks of this machine and its servers: devices, Ray, MLflow, disks and locks.
 
 Nothing heavy is imported, and each server gets one request. All checks run in parallel. A check that takes longer than
-`SECONDS`, for example because a disk's server is down, counts as an error.
-"""
+`SECONDS`, for example because a disk's server is down, counts as an error."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from raytriever.core.store.lock import owner_of
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-SECONDS, REQUEST_SECONDS = 12.0, 8.0  # time for all checks, and for one request
+SECONDS, REQUEST_SECONDS = 12.0, 8.0  # timeouts of all checks together, and of one request
 MIN_FREE = 5 * 10**9  # a disk with fewer free bytes gives a warning
 
 Finding = tuple[str, str]  # level and text
@@ -51,8 +50,8 @@ class Check:
 
 
 def examine(seconds: float = SECONDS) -> list[Finding]:
-    """Return the level and the line of each finding, in the order of `CHECKS`. A check that is late is an error."""
-    late = f"no answer within {seconds:g} s, because a disk or a server is down"
+    """Return the level and the line of each finding, in the order of `CHECKS`. A check that is too slow is an error."""
+    late = f"no answer within {seconds:g} s; a disk or a server may be down"
     findings: dict[Check, list[Finding]] = {check: [(ERROR, late)] for check in CHECKS}
 
     def run(check: Check) -> None:
@@ -83,7 +82,7 @@ def _devices() -> Iterator[Finding]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REQUEST_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        yield ERROR, f"nvidia-smi gives no answer within {REQUEST_SECONDS:g} s"
+        yield ERROR, f"nvidia-smi does not answer within {REQUEST_SECONDS:g} s"
         return
     if done.returncode:
         yield ERROR, f"nvidia-smi: {' '.join(done.stdout.split())[:200]}"
@@ -102,7 +101,7 @@ def _ray() -> Iterator[Finding]:
         yield OK, "RAY_ADDRESS is not set: each command starts Ray on this machine and stops it at the end"
         return
     if address == "auto":
-        yield OK, f"{about}: the cluster that runs on this machine is used"
+        yield OK, f"{about}: commands use the Ray cluster that runs on this machine"
         return
     try:
         parts = urlsplit(address if "://" in address else f"ray://{address}")

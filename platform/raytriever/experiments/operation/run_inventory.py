@@ -1,8 +1,7 @@
 """Inventory of run directories: kind, state, progress and checkpoints of each.
 
 The inventory reads the files of a directory instead of a registry, so it also lists runs that were moved or copied.
-Every command writes certain files first; a directory without them is not a run, and is neither listed nor cleaned.
-"""
+Every command writes certain files first; a directory without them is not a run, and is neither listed nor cleaned."""
 
 from __future__ import annotations
 
@@ -43,20 +42,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """One directory that a command wrote.
-
-    Args:
-        kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
-        state: `running`, `interrupted`, `finished` or `damaged`.
-        detail: the process that writes it, its progress, or the damage.
-        ended: seconds since 1970; None if it has not ended.
-    """
+    """One directory that a command wrote."""
 
     path: Path
-    kind: str
-    state: str
-    detail: str
-    ended: float | None = None
+    kind: str  # `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest
+    state: str  # `running`, `interrupted`, `finished` or `damaged`
+    detail: str  # the process that writes it, its progress, or the damage
+    ended: float | None = None  # seconds since 1970; None if it has not ended
     size: int = 0
     checkpoints: tuple[Checkpoint, ...] = ()
 
@@ -74,7 +66,7 @@ def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
     """Return the runs in folders: the folder itself if it is a run, else the runs directly below it."""
     entries: list[RunEntry] = []
     for folder in folders:
-        pull(folder)  # leaves out large files such as checkpoints
+        pull(folder)  # copies only small files, not checkpoints
         if not folder.is_dir():
             raise ConfigError("no such folder", str(folder), "give a run directory, or a folder of run directories")
         entry = read_run(folder)
@@ -110,7 +102,7 @@ def describe_loss(run: RunEntry) -> str:
         return f"{checkpoints} of the trials of an interrupted sweep; trials that have not ended then start at step 1"
     if run.state == FINISHED:
         return f"{checkpoints} of a finished run; the model, the metrics and the report are kept"
-    return f"{checkpoints} of an interrupted run: {last:,} steps of training; the same command then starts at step 1"
+    return f"{checkpoints} of an interrupted run: {last:,} steps are lost; the same command then starts at step 1"
 
 
 def remove_checkpoints(run: RunEntry) -> int:
@@ -185,7 +177,7 @@ def _sweep(folder: Path) -> RunEntry:
     is_measured = (folder / _BEST / METRICS).is_file()
     detail = f"{ended} of {planned} trials" if planned else "no trial has begun"
     detail += f", {failed} failed" * bool(failed)
-    detail += "; the best is not measured" * (state == INTERRUPTED and ended == planned and not is_measured)
+    detail += "; the best is not evaluated" * (state == INTERRUPTED and ended == planned and not is_measured)
     return RunEntry(
         path=folder,
         kind=SWEEP,
@@ -205,7 +197,7 @@ def _training(folder: Path) -> RunEntry:
     checkpoints = _checkpoints(folder)
     finished = (folder / METRICS).is_file()
     if finished:
-        _json(folder / METRICS)  # this raises the error of a damaged run
+        _json(folder / METRICS)  # raises an error if the run is damaged
     total = _total_steps(config, checkpoints)
     part = f"{folders[-1].relative_to(folder)}, " if len(folders) > 1 else ""
     progress = f"{part}step {step:,} of {total:,}" if total else f"{part}step {step:,}"

@@ -19,8 +19,7 @@ def pydocs() -> Config:
     The loss is MW at temperature 0.01 on in-batch negatives, and the dev split decides which checkpoint is kept. In
     fp32 every machine with the same Python prints nearly the same table.
 
-    Command: `raytriever train --loss mw`
-    """
+    Command: `raytriever train --loss mw`"""
     return Config(
         data=DataConfig(dataset="pydocs"),
         model=ModelConfig(model="minilm", passage_length=48),
@@ -39,8 +38,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
     """Return the base configuration, which other settings override. It is the named recipe; else the recipe `pydocs`,
-    if the data set is `pydocs` and there is no configuration file; else the defaults.
-    """
+    if the data set is `pydocs` and there is no configuration file; else the defaults."""
     if recipe:
         if recipe not in RECIPES:
             raise ConfigError(f"unknown recipe {recipe!r}", setting("recipe"), did_you_mean(recipe, RECIPES))

@@ -5,10 +5,9 @@ when the evaluation loss no longer falls, and the mean MW loss. InfoNCE ("CL") i
 batch has 16, 32 or 64 queries, depending on the size of the encoder; here it is the global batch.
 
 The paper does not give the other settings, so these are ours: AdamW with its usual weight decay, the dropout of the
-encoders (0.1), lengths of 64 and 256 tokens, mean pooling and cosine similarity. Every 500 steps the loss of about
-1,024 dev queries is computed, and training ends after 5 validations without an improvement. BM25 finds the hard
-negatives.
-"""
+encoders (0.1), queries of at most 64 and passages of at most 256 tokens, mean pooling and cosine similarity. Every 500
+steps the loss of about 1,024 dev queries is computed, and training ends after 5 validations without an improvement.
+BM25 finds the hard negatives."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ DEV_QUERIES = 1024
 
 
 def auc_paper(model: str, batch_size: int, learning_rate: float) -> Config:
-    """Return the settings of the paper for an encoder, with a batch over all workers and AdamW's peak learning rate."""
+    """Return the settings of the paper for an encoder. `batch_size` is global, `learning_rate` the peak of AdamW's."""
     return Config(
         data=DataConfig(negatives_per_query=5),
         model=ModelConfig(model=model, query_length=64, passage_length=256),
@@ -54,8 +53,7 @@ def minilm() -> Config:
 
     The encoder is part of the package, so the recipe runs offline. It has the size of the encoder in the paper, but is
     already trained for retrieval. The paper starts from a language model without that training, such as
-    `--model nreimers/MiniLM-L6-H384-uncased`. The learning rate is that of the paper for batch 64, Tables 3 and 4.
-    """
+    `--model nreimers/MiniLM-L6-H384-uncased`. The learning rate is that of the paper for batch 64, Tables 3 and 4."""
     return auc_paper("minilm", batch_size=64, learning_rate=3e-5)
 
 
@@ -72,8 +70,7 @@ def xlmr_base() -> Config:
     Paper, Table 1, MW: AUC / MRR / nDCG of .84 / .37 / .45 (NLI), .87 / .36 / .45 (NQ), .86 / .36 / .45 (SQuAD),
     .84 / .37 / .45 (MS MARCO).
 
-    The learning rate is ours; the paper gives one for MiniLM only.
-    """
+    The learning rate is ours; the paper gives one for MiniLM only."""
     return auc_paper("FacebookAI/xlm-roberta-base", batch_size=32, learning_rate=2e-5)
 
 
@@ -90,6 +87,5 @@ def xlmr_large() -> Config:
     Paper, Table 1, MW: AUC / MRR / nDCG of .88 / .39 / .47 (NLI), .89 / .37 / .46 (NQ), .92 / .41 / .50 (SQuAD),
     .87 / .39 / .47 (MS MARCO).
 
-    The learning rate is ours; the paper gives one for MiniLM only.
-    """
+    The learning rate is ours; the paper gives one for MiniLM only."""
     return auc_paper("FacebookAI/xlm-roberta-large", batch_size=16, learning_rate=1e-5)

@@ -1,8 +1,7 @@
 """Training on one page: data, model, loss, gradient caching, loop. Read this first: `train` does the same steps.
 
 Run: `python -m raytriever.experiments.recipes.one_page DATASET [MODEL]`. `training/loop.py` adds what a long run needs:
-several workers, dropout, validation, checkpoints and metrics. `losses/mw` never lists the pairs of scores.
-"""
+several workers, dropout, validation, checkpoints and metrics. `losses/mw` never lists the pairs of scores."""
 
 from __future__ import annotations
 
@@ -38,9 +37,9 @@ def train_on_one_page(dataset: str, model: str = "minilm", *, settings: Training
         settings: Settings of training; batch, steps, learning rate, warm-up, weight decay, chunk and seed are used.
     """
     settings = settings or TrainingConfig(max_steps=60)
-    # Model: one transformer that encodes queries and passages, or two.
+    # Model: one transformer that encodes queries and passages, or one transformer for each.
     retriever = load_retriever(ModelConfig(model=model))
-    # Data: a batch has queries, a positive of each, and their ids. All other passages of the batch are negatives.
+    # Data: a batch has queries, a positive of each query, and their ids. The other passages are its negatives.
     config, tokens = DataConfig(dataset=dataset), tokenization_of(retriever)
     data = TrainingData.open([dataset], config, tokens, settings.batch_size, settings.seed)
     for step, value in fit(retriever, data.train(negatives=None), 0.01, settings):
@@ -58,7 +57,7 @@ def fit(
     for step in range(steps):
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, steps)
         set_learning_rate(optimizer, rate)
-        # A batch is a function of the data, the seed and the step.
+        # A batch depends only on the data, the seed and the step.
         batch = batches.batch(step, retriever, ALONE, chunk=settings.grad_cache_tokens)
         value = forward_backward(retriever, batch, temperature)
         torch.nn.utils.clip_grad_norm_(retriever.parameters(), settings.max_grad_norm)
@@ -71,8 +70,7 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
     """Return the loss of a batch and add its gradient to the parameters, in the memory of one chunk of texts.
 
     Gradient caching (Gao et al., 2021, arXiv:2101.06983): encode without storing activations, differentiate the loss
-    with respect to the embeddings, then encode each chunk again and backpropagate its gradient.
-    """
+    with respect to the embeddings, then encode each chunk again and backpropagate its gradient."""
     sides: list[tuple[Side, list[TokenBatch]]]
     sides = [("query", batch.queries.buckets), ("passage", batch.passages.buckets)]
     with torch.no_grad():
@@ -90,10 +88,10 @@ def mann_whitney(queries: Tensor, passages: Tensor, relevance: RowRelevance, tem
     """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, across all queries.
 
     `queries` and `passages` are embeddings `[texts, width]`. `relevance` has the columns of each query's positives, and
-    the pairs that must not count as negatives."""
+    the pairs that must not be used as negatives."""
     # Gather the passages of all workers (here one). Each document is a candidate only once.
     candidates = relevance.keep(ALONE.all_gather(passages))
-    # Product: the scores of all queries and candidates.
+    # Product: the score of each query and each candidate.
     scores = queries @ candidates.T / temperature
     # Mask: a relevant document of a query is never its negative.
     is_negative = torch.ones_like(scores, dtype=torch.bool)

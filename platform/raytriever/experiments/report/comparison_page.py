@@ -1,13 +1,12 @@
 """Page that compares finished runs: metrics, differing settings, curves, significance and queries.
 
-A training run is one row of the tables, under its own name. Its BM25 and its untrained encoder have their own rows,
-which runs with equal metrics share. A model of an evaluation keeps its name unless another run has a model with this
-name. Gains and tests compare with the first run: its trained encoder, or its first model. Runs that differ only in the
-seed are several trainings of one setting, and a further table compares these settings.
+A training run has one row in the tables, under its own name. Its baselines (BM25 and the untrained encoder) have their
+own rows; runs with equal baselines share them. A model of an evaluation keeps its name unless another run has a model
+with this name. Gains and tests compare with the first run: its trained encoder, or its first model. Runs that differ
+only in the seed are trainings with the same settings, and a further table compares such groups of runs.
 
-The other tests of a comparison show whether these particular encoders differ on such queries. Another seed gives
-another encoder, so only several seeds show whether the settings differ.
-"""
+The tests in the other tables show whether these particular encoders differ on such queries. Another seed gives another
+encoder, so only several seeds show whether the settings have different results."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ _NO_SETTING = {_SEED, *MAY_CHANGE, *NOT_SETTINGS}
 def compare_runs(runs: Sequence[str], output: Path) -> None:
     """Read finished runs and write one page that compares them.
 
-    `runs` are directories, run ids of MLflow, or filters of its search.
-    """
+    `runs` are directories, run ids of MLflow, or filters of its search."""
     check_comparison(runs, output)
     found = list(_read(runs))
     names = unique_names([run.name for run in found])
@@ -78,7 +76,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     tables = [*MetricTables(figures, pair_rows(values), [baseline]).on_page(), *over_seeds, *_settings(runs)]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
     if none := [model for model in figures if model not in values]:
-        about.append(f"No difference of {', '.join(none)} is tested: the run has no values by query.")
+        about.append(f"{', '.join(none)}: no difference is tested, because there are no values by query.")
     if sum(run.trained for run in runs) > 1 and not over_seeds:
         about.append(ONE_SEED)
     with TemporaryDirectory() as folder:
@@ -167,7 +165,7 @@ def _queries(
             order = [row[query] for query in whole["queries"]]
             for model, values in content["models"].items():
                 name = names.get((index, model))
-                # Another run that shares the row may have the AUC.
+                # If this run has no AUC, another run that shares the row may have it.
                 if name is not None and "auc" not in whole["models"].get(name, {}):
                     auc = values.get("auc")
                     whole["models"][name] = {
@@ -176,7 +174,7 @@ def _queries(
                         **({"auc": [auc[i] for i in order]} if auc else {}),
                     }
     for whole in merged.values():
-        # The page compares with the first model by default.
+        # By default, the page compares other models with the first one.
         whole["models"] = dict(sorted(whole["models"].items(), key=lambda item: item[0] != baseline))
     return {label: whole for label, whole in merged.items() if whole["models"]}
 
@@ -209,15 +207,14 @@ def seed_tables(
 ) -> list[ReportTable]:
     """Return a table that compares settings over queries and seeds, if any setting has runs with two seeds.
 
-    `names` is the result of `row_names`.
-    """
+    `names` is the result of `row_names`."""
     trained = {
         f"{label} ({len(own)} seeds)" if len(own) > 1 else label: [names[index, "after"] for index in own]
         for label, own in _settings_of_seeds(runs).items()
     }
     if all(len(own) < 2 for own in trained.values()):
         return []
-    # Rows that all runs share are BM25 and the encoder before training.
+    # BM25 and the encoder before training are rows that all runs share.
     shared = [{name for (index, _), name in names.items() if index == one} for one in _trained(runs)]
     rows = trained | {name: [name] for name in sorted(set.intersection(*shared))}
     results = SeededResults(
@@ -233,8 +230,8 @@ def seed_tables(
     )
     pairs = seeded_pair_rows(results, lambda row, other: max(len(rows[row]), len(rows[other])) > 1)
     note = (
-        "Runs that differ in the seed alone are one setting. The error of a difference has a part of the queries and a "
-        "part of the seeds. A setting with one seed is not tested."
+        "Runs that differ only in the seed are one row. The error of a difference comes partly from the queries and "
+        "partly from the seeds. A row with one seed is not tested."
     )
     return pairs_table(pairs, "Settings over seeds", note)
 
@@ -244,7 +241,7 @@ def _trained(runs: Sequence[FinishedRun]) -> list[int]:
 
 
 def _settings_of_seeds(runs: Sequence[FinishedRun]) -> dict[str, list[int]]:
-    """Return the runs of each setting, one for each seed. The name of a setting says how it differs from the others."""
+    """Return the runs of each group with equal settings, one run a seed, by a name that says how the group differs."""
     groups: dict[tuple[tuple[str, str], ...], dict[str, int]] = {}
     for index in _trained(runs):
         settings = runs[index].settings

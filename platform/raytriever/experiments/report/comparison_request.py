@@ -10,7 +10,7 @@ from raytriever.core.errors import ConfigError, setting
 from raytriever.core.store.disk import check_writable
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
-# A filter of MLflow's search begins with the kind of a field (`metrics.`, `params.`...), or with an attribute of runs.
+# A filter for MLflow's search begins with a kind of field (`metrics.`, `params.`, ...) or with an attribute of runs.
 _FILTER = re.compile(
     r"\s*(?:metrics?\.|param(?:eter)?s?\.|tags?\.|datasets?\.|attributes?\.|attr\.|run\."
     r"|(?:run_id|run_name|status|start_time|end_time|artifact_uri|user_id)\b).*?"

@@ -25,15 +25,14 @@ from raytriever.experiments.report.html_page import Page, Picture, write_page
 
 REPORT, FIGURES = "report.html", "figures"
 Curve = Sequence[tuple[int, float]]
-GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
+GAIN_METRICS = ("auc", "mrr", "ndcg")  # metrics in Figure 4 of *Optimizing What Matters*, at any cutoff
 
 
 @activity("drawing the figures and the report")
 def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """Write `figures/*` and `report.html` into an evaluation's directory.
 
-    The directory must have `results.json`, and may have `per_query/` and `scores/`.
-    """
+    The directory must have `results.json`, and may have `per_query/` and `scores/`."""
     _write_report(folder, folder, title)
 
 
@@ -49,8 +48,7 @@ def write_training_report(
 ) -> None:
     """Write `figures/*` (PNG and SVG) and `report.html` of a training run. Its evaluation directory must exist.
 
-    The plots are those of the evaluation and the training curves. `notes` are further lines above the tables.
-    """
+    The figures are the plots of the evaluation and the training curves. `notes` are further lines above the tables."""
     curves = {"loss": ("Loss", {"train": losses, "dev": dev_losses})}
     if measured := {metric_title(name): points for name, points in dev_metrics.items() if points}:
         curves["dev"] = ("Metrics of checkpoints on dev data, measured during training", measured)
@@ -129,11 +127,11 @@ def threshold_pictures(
         return []
     path = figures / f"thresholds.{dataset}.png"
     save_thresholds(path, checked, styles_of(models))
-    return [Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset)]
+    return [Picture(f"Thresholds: target and tested value, {dataset}", path.with_suffix(".svg"), dataset)]
 
 
 def form_pictures(figures: Path, dataset: str, rows: Sequence[FormRow]) -> list[Picture]:
-    """Draw the first metric of the quantized and truncated variants of one data set by their bytes."""
+    """Draw the first metric of the quantized and truncated variants over their bytes per document, for one data set."""
     metric = next((name for row in rows for name in row.metrics), "")
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:

@@ -1,8 +1,7 @@
 """Style of all plots, and the plots of models (gains, curves by step, thresholds, variants) and of pooled scores.
 
 Colors are safe for color-blind readers. Each figure is written as PNG for documents and the tracker, and as SVG for
-pages, where text stays text. Both depend only on the plotted data: they contain no date and no random ids.
-"""
+pages, where text can be selected. Both depend only on the plotted data: they contain no date and no random ids."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from raytriever.metrics.auc import pooled_auc, roc_curve
 from raytriever.metrics.intervals import wilson
 from raytriever.metrics.pair_threshold import ScoredPools
 
-# Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
+# Colors of Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 WIDTH, HEIGHT = 4.8, 3.6  # inches
@@ -55,7 +54,7 @@ Styles = Mapping[str, Line]
 def picture(path: Path, width: float = WIDTH, height: float = HEIGHT) -> Iterator[Figure]:
     """Yield an empty figure of `width` by `height` inches. Then write it to `path` as PNG, and next to it as SVG."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # The font of matplotlib lacks some scripts. The PNG then shows boxes, the SVG keeps the text.
+        # The font of matplotlib has no letters of some scripts. Then the PNG shows boxes; the SVG keeps the text.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
@@ -109,8 +108,7 @@ def save_gains(
     """Draw the difference of each model from the baseline in one metric, as one bar per data set and model.
 
     The plot follows Figure 4 of *Optimizing What Matters*, but with horizontal bars, so that many data sets stay
-    readable. A data set without a value has no bar. `styles_of` gives the styles.
-    """
+    readable. A data set without a value has no bar. `styles_of` gives the styles."""
     styles = styles or styles_of(gains)
     datasets = list(dict.fromkeys(name for model_gains in gains.values() for name in model_gains))
     height = 1.2 + len(datasets) * (0.12 + BAR * len(gains)) + 0.18 * len(gains)
@@ -150,8 +148,7 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Sty
 def save_thresholds(path: Path, rows: Sequence[ThresholdRow], styles: Styles) -> None:
     """Draw each threshold: its target as a line, and the value on the testing split with its interval.
 
-    The rows must belong to one data set, and each must have a tested value.
-    """
+    The rows must belong to one data set, and each must have a tested value."""
     models = list(dict.fromkeys(row.model for row in rows))
     aims = list(dict.fromkeys((row.aim, row.wanted) for row in rows))
     height = 1.3 + len(aims) * (0.15 + BAR * len(models)) + 0.18 * len(models)
@@ -181,12 +178,12 @@ def save_thresholds(path: Path, rows: Sequence[ThresholdRow], styles: Styles) ->
             if value is not None:
                 axes.vlines(value, row - 0.45, row + 0.45, color="0.2", linewidth=1)
         _name_rows(axes, [aim_text(*aim) for aim in aims])
-        axes.set(xlabel="achieved on the split it was checked on", title="Thresholds (line: wanted)")
+        axes.set(xlabel="value on the testing split", title="Thresholds (line: target)")
         figure.legend(loc="outside lower left")
 
 
 def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], value: str) -> None:
-    """Draw a metric by the bytes of a document: a curve per model and type, a point per number of components."""
+    """Draw a metric over the bytes of a document: a curve per model and type, a point per number of components."""
     with picture(path, WIDTH, HEIGHT + 0.2) as figure:
         axes = figure.add_subplot()
         styles = lines()
@@ -213,8 +210,7 @@ def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", st
     """Draw the share of positives against the share of negatives above every threshold, one curve per system.
 
     The 95 % band is simultaneous: it covers the whole curve. A system with an empty pool has no curve. `styles_of`
-    gives the styles.
-    """
+    gives the styles."""
     styles = styles or styles_of(systems)
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
@@ -265,8 +261,7 @@ def save_calibration(path: Path, systems: Mapping[str, ScoredPools]) -> None:
     """Draw the share of relevant pairs at each score, with Wilson's 95 % bounds, one panel per system.
 
     If a score means the same for all queries, the share rises steeply from 0 to 1: a threshold there separates
-    relevant documents from others. Bins have equal width. Bins with fewer than five scores are not drawn.
-    """
+    relevant documents from others. Bins have equal width. Bins with fewer than five scores are not drawn."""
     with _panels(path, systems, "Share of relevant pairs by score", 0.6) as panels:
         for axes, pools in panels:
             middles, shares, low, high = _shares(pools)

@@ -1,8 +1,7 @@
 """Finished runs: metrics, settings, curves and per-query results, read from a directory or from MLflow.
 
-An evaluation is read from its directory, and a training from `evaluation/` in its own. MLflow finds runs by id or by
-filter. There, the same files are artifacts, and a tag tells the kind of a run.
-"""
+The results of an evaluation are in its directory, those of a training in `evaluation/` of its directory. MLflow finds
+runs by id or by filter. There, the same files are artifacts, and a tag holds the kind of a run."""
 
 from __future__ import annotations
 
@@ -34,21 +33,16 @@ Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set an
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Finished run in a comparison.
-
-    Args:
-        figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
-            and `bm25`; the models of an evaluation have their own names.
-        settings: values as text, by `section.name`.
-        curves: `loss` and `dev_loss` by step; empty for an evaluation.
-        queries: content of `per_query/DATASET.json`, by data set.
-    """
+    """Finished run in a comparison."""
 
     name: str
+    # Metrics by model and data set. The models of a training run are `after` and its baselines `before` and `bm25`; the
+    # models of an evaluation have their own names.
     figures: Figures
     splits: Mapping[str, str]
-    settings: Mapping[str, str]
-    curves: Mapping[str, Curve] = field(default_factory=dict)
+    settings: Mapping[str, str]  # values as text, by `section.name`
+    curves: Mapping[str, Curve] = field(default_factory=dict)  # `loss` and `dev_loss` by step; empty for an evaluation
+    # Content of `per_query/DATASET.json`, by data set.
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: bool = False
 
@@ -70,7 +64,7 @@ def read_directory(folder: Path, name: str) -> FinishedRun:
 
 
 def _training(folder: Path, name: str) -> FinishedRun:
-    # In a curriculum, the file of the whole run has only the last values, so read the trainings.
+    # In a curriculum, `steps.jsonl` of the whole run is incomplete, so read those of its trainings.
     curves = {name: end_to_end(training_folders(folder), name) for name in CURVES}
     return replace(
         _evaluation(folder / EVALUATION, name), settings=_settings(folder / CONFIG), curves=curves, trained=True
@@ -96,7 +90,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 class MlflowRuns:
-    """Reader of runs in the tracking server or database that `tracking_uri` names."""
+    """Reader of runs from the tracking server or database at `tracking_uri`."""
 
     def __init__(self) -> None:
         self._uri = tracking_uri()
@@ -104,7 +98,7 @@ class MlflowRuns:
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         if self._uri.startswith(SQLITE) and not Path(self._uri.removeprefix(SQLITE)).is_file():
-            # MLflow would create an empty database.
+            # Without this check, MLflow would create an empty database.
             raise ConfigError("no such database", self._shown, "set MLFLOW_TRACKING_URI to your server or database")
         check_uri(self._uri)
         from mlflow import MlflowClient
@@ -113,7 +107,7 @@ class MlflowRuns:
             self._client = MlflowClient(tracking_uri=self._uri)
 
     def by_id(self, run_id: str) -> FinishedRun:
-        """Return the run with an id."""
+        """Return the run that has this id."""
         with self._mlflow_errors(f"does not know the run {run_id!r}"):
             return self._read(self._client.get_run(run_id))
 
@@ -134,7 +128,7 @@ class MlflowRuns:
     def _read(self, run: Any) -> FinishedRun:
         run_id, stage = run.info.run_id, run.data.tags.get(STAGE)
         if stage == "tune":
-            remedy = f"give its best trial by \"tags.mlflow.parentRunId = '{run_id}'\""
+            remedy = f"give its trials by the filter \"tags.mlflow.parentRunId = '{run_id}'\""
             raise ConfigError(f"run {run_id} is a sweep", self._shown, remedy)
         if not _is_finished(run):
             raise ConfigError(f"run {run_id} is not a finished training or evaluation", self._shown, "give another run")

@@ -4,10 +4,9 @@ The file contains its script and its style. Its content security policy blocks a
 are untrusted, so this module escapes them. The script reads its data as JSON and inserts it only as text. The style and
 the script are in `page/`.
 
-A browser cannot open a page with all queries of a large data set. So the page shows the worst queries for each metric
-and model, and those with the largest difference between two models. Each of these lists contributes its first query,
-then its second, and so on until `MAX_QUERIES` are chosen. So every list is complete to the depth that the page shows.
-"""
+A browser cannot open a page with all queries of a large data set. So each metric and model has a list of the worst
+queries, and each pair of models has lists of the largest differences. First all first queries of the lists are chosen,
+then all second ones, until there are `MAX_QUERIES`. So every list is complete to the depth that the page shows."""
 
 from __future__ import annotations
 
@@ -46,18 +45,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, in this order.
-
-    Args:
-        tables: tables; those of one group must be consecutive.
-        pictures: figures; those with one heading must be consecutive.
-        queries: content of `per_query/` by data set; `choose_queries` selects those that the page shows.
-    """
+    """Content of a page, in this order."""
 
     title: str
     about: Sequence[str] = ()
-    tables: Sequence[ReportTable] = ()
-    pictures: Sequence[Picture] = ()
+    tables: Sequence[ReportTable] = ()  # tables; those of one group must be consecutive
+    pictures: Sequence[Picture] = ()  # figures; those with one heading must be consecutive
+    # Content of `per_query/` by data set; `choose_queries` selects those that the page shows.
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: str = ""
 
@@ -91,7 +85,7 @@ def write_page(path: Path, page: Page) -> None:
         ),
         "data": content,
     }
-    # Replace all placeholders in one pass, so that inserted text is not searched for more.
+    # Replace all placeholders in one pass, so that inserted text is not searched for placeholders.
     write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _read_template("page.html")))
 
 
@@ -180,7 +174,7 @@ def choose_queries(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choose(values: Float64[ndarray, "models metrics queries"]) -> tuple[list[int], int]:
-    """Return the indices of the chosen queries, ascending, and the depth to which each list is complete."""
+    """Return the indices of the chosen queries, in ascending order, and the depth to which each list is complete."""
     models, metrics, count = values.shape
     if count <= MAX_QUERIES:
         return list(range(count)), count

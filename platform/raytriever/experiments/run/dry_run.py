@@ -1,7 +1,6 @@
 """Dry run of a training: it checks the settings and the model's files, and plans the memory. It starts nothing.
 
-The plan needs only `config.json`, so it is made before the weights of a large model are downloaded.
-"""
+The plan needs only `config.json`, so it is made before the weights of a large model are downloaded."""
 
 from __future__ import annotations
 
@@ -45,18 +44,12 @@ _ROWS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Device that could train.
-
-    Args:
-        device: `cuda` or `cpu`.
-        precision: `fp32` or `bf16`.
-        budget: number of bytes that training may use.
-    """
+    """Device that could train."""
 
     name: str
-    device: str
-    precision: str
-    budget: int
+    device: str  # `cuda` or `cpu`
+    precision: str  # `fp32` or `bf16`
+    budget: int  # number of bytes that training may use
 
 
 def dry_run(config: Config) -> Iterator[str]:
@@ -69,7 +62,7 @@ def dry_run(config: Config) -> Iterator[str]:
 
 
 def places(precision: str | None) -> list[Place]:
-    """Return the GPU of this machine, or else example GPUs and its CPU; None means the precision of training."""
+    """Return the GPU of this machine; without a GPU, example GPUs and its CPU. None means the default precision."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
         properties = torch.cuda.get_device_properties(device)
@@ -119,24 +112,18 @@ def _missing_weights(files: ModelFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """Plan for one place.
-
-    Args:
-        largest: number of texts of the largest chunk; 0 if not even one text fits.
-        texts: number of texts of the planned chunk: the user's choice, else the largest chunk.
-        checkpointed: number of texts of the largest chunk with activation checkpointing; 0 if that is set already or
-            does not help.
-    """
+    """Plan for one place."""
 
     place: Place
     plan: MemoryPlan
-    largest: int
-    texts: int
+    largest: int  # number of texts of the largest chunk; 0 if not even one text fits
+    texts: int  # number of texts of the planned chunk: the user's choice, else the largest chunk
+    # Number of texts of the largest chunk with activation checkpointing; 0 if that is set already or does not help.
     checkpointed: int
 
     @property
     def parts(self) -> StepMemory:
-        """Bytes with this chunk, or with one text if none fits."""
+        """Bytes with chunks of `texts` texts, or of one text if none fits."""
         return self.plan.parts(self.texts or 1)
 
     def advice(self, config: Config) -> str:
@@ -159,7 +146,7 @@ class _Planned:
 def _plans(config: Config, files: ModelFiles, description: Description) -> list[_Planned]:
     @cache
     def plan_of(device: str, precision: str, checkpointing: bool) -> MemoryPlan:
-        """Return one plan for all GPUs, because a simulated chunk takes the same memory on each of them."""
+        """Return one plan for all GPUs: a simulated chunk takes the same memory on each of them."""
         model = replace(config.model, activation_checkpointing=checkpointing)
         encoder = simulate(files, "passage", model, description, device, precision)
         share = _share(config, description, encoder.encoder.width)
@@ -228,4 +215,4 @@ def _remedy(config: Config, parts: StepMemory, budget: int) -> str:
         return f"use a shorter {flag_of('passage_length')}"
     if not config.model.lora_rank:
         return f"train adapters with {flag_of('lora_rank')} {RANK}"
-    return "use a smaller model or batch, or a larger card"
+    return "use a smaller model or batch, or a GPU with more memory"

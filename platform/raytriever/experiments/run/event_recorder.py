@@ -1,7 +1,7 @@
 """Recorder of a run's events on the driver: progress bar, batches of points for the tracker, and Ray metrics.
 
-The tracker stores every batch in `steps.jsonl` in the run directory before anything is sent, and ignores points of
-repeated steps. A resumed run reads the file, so that its curves are complete."""
+The tracker stores every batch in `steps.jsonl` in the run directory before it is sent, and ignores points of repeated
+steps. A resumed run reads this file, so that its curves are complete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOST_WORKER, MISSING_WORKERS = "raytriever.lost_worker", "raytriever.missing_wor
 
 
 class Recorder:
-    """Recorder of a training run's events, also in its folder. As a context manager, it logs all points at its end."""
+    """Recorder of a training run's events. At the end of its `with` block, it logs all points that are left."""
 
     def __init__(self, tracker: Spool, folder: Path, total_steps: int) -> None:
         self._tracker, self._folder, self._total = tracker, folder, total_steps
@@ -42,7 +42,7 @@ class Recorder:
         self._progress: Progress | None = None
         self._status = ExitStack()
         self.gauges = RunGauges(folder)
-        self.step = 0  # the newest
+        self.step = 0  # the newest recorded step
         self._missing = 0
 
     def record(self, event: Event) -> None:
@@ -131,7 +131,7 @@ class Recorder:
 
 
 def headline_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a step for the progress bar, the most important first, with three digits."""
+    """Return the metrics of a step for the progress bar, the most important first, rounded to three digits."""
     headlines = {
         "loss": metrics["loss"],
         "auc": metrics.get("batch_auc"),

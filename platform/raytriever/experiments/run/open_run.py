@@ -3,8 +3,7 @@
 A run without stages is one training in its own directory and tracked run. A stage of a curriculum is an ordinary
 training with the run directory `stages/1-NAME/` and a child run. It starts from the model of the stage before it, and
 is not trained again if it is finished. All stages are opened first, so that an error in the last one is found before
-the first one trains.
-"""
+the first one trains."""
 
 from __future__ import annotations
 
@@ -55,19 +54,13 @@ from raytriever.training.run_config import STAGES, Config, dump_config, errors_o
 
 @dataclass(frozen=True)
 class OpenRun:
-    """Run whose settings, data and model have been checked.
-
-    Args:
-        dataset: data set for the evaluation, with its test split.
-        encoder: description in one line of how the encoder reads texts.
-        weights: bytes of the encoder's weights in float32.
-    """
+    """Run whose settings, data and model have been checked."""
 
     config: Config
-    dataset: RetrievalDataset
+    dataset: RetrievalDataset  # data set for the evaluation, with its test split
     trainings: tuple[OpenTraining, ...]
-    encoder: str
-    weights: int
+    encoder: str  # description in one line of how the encoder reads texts
+    weights: int  # bytes of the encoder's weights in float32
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings for the tracker, including values from the model and the machine."""
@@ -83,12 +76,12 @@ class OpenRun:
 
 
 def open_run(config: Config, log: Log) -> OpenRun:
-    """Open and check the data and the encoder of a run. Only the weights of a guide are read."""
+    """Open and check the data and the encoder of a run. No weights are read, except those of a guide."""
     for training in config.trainings:
         with errors_of(training):
             build_loss(training.loss)  # only for its checks
     if PYDOCS in {config.data.dataset, *(name for training in config.trainings for name in training.data.datasets)}:
-        log(f"{PYDOCS}: the docstrings of Python's standard library, read once for each version")
+        log(f"{PYDOCS}: docstrings of Python's standard library, which are read once for each version of Python")
     cpu = torch.device("cpu")  # leave the memory of the GPU to the processes that evaluate and train
     precision = choose_precision(config.training.precision, cpu)
     retriever = load_for_encoding(config.model, precision, cpu, weights=False)
@@ -152,7 +145,7 @@ def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
     for text in dataset.prompts.distinct():
         retriever.check_prompt(text, "query")
     count, total = len(dataset.prompts.queries), len(dataset.queries)
-    return f"{dataset.name}: {count:,} of {total:,} queries begin with the prompts of their rows"
+    return f"{dataset.name}: {count:,} of {total:,} queries have prompts of their own"
 
 
 def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Config, log: Log) -> None:
@@ -180,8 +173,7 @@ def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Con
 def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalDataset:
     """Open the evaluation data set of a run whose stages have their own data sets.
 
-    The dev split, if there is one, calibrates the trained model.
-    """
+    The dev split, if there is one, calibrates the trained model."""
     options: dict[str, Any] = {
         "max_bad_rows": config.data.max_bad_rows,
         "bm25_language": config.data.bm25_language,
@@ -189,7 +181,7 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
         "run": choose_runner(config.training.workers[1]),
         "report": log,
     }
-    with suppress(DataError):  # a data set that has only a test split can be evaluated
+    with suppress(DataError):  # a data set without a dev split can be evaluated too
         return open_dataset(config.data.dataset, [config.data.test_split, config.data.dev_split], **options)
     return open_dataset(config.data.dataset, [config.data.test_split], **options)
 
@@ -239,7 +231,7 @@ def train_run(
         with (
             errors_of(config),
             _child(training, folder, tracker, run_name, log) if config.name else nullcontext(tracker) as own,
-            # The session ends before the recorder: else workers would write checkpoints of steps that nobody records.
+            # End the session before the recorder. Otherwise workers could write checkpoints of unrecorded steps.
             Recorder(own, folder, total_steps) as recorder,
             ray_session(workers),
             recorder.gauges.training(total_steps, config.refresh.refresh_every),

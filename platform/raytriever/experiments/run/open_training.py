@@ -45,8 +45,8 @@ MODEL = "model"  # folder of the trained model in a run directory
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """Training whose settings, data and model have been checked. `config` includes the prompts that the trained model
-    must store, and `description` has the prompts and lengths of the encoder."""
+    """Training whose settings, data and model have been checked. `config` includes the prompts to store with the
+    trained model, and `description` has the prompts and lengths of the encoder."""
 
     config: Config
     description: Description
@@ -76,7 +76,7 @@ class OpenTraining:
 
 
 def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -> OpenTraining:
-    """Open and check the data of a training. `run` are the settings of the whole run, whose test split is evaluated."""
+    """Open and check the data of a training. `run` are the settings of the whole run; they name the test split."""
     data, training = config.data, config.training
     same = config.model == run.model
     description = retriever.description if same else describe(read_files(config.model), config.model)
@@ -87,7 +87,7 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
         replace(tokenization_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=prompts),
         training.batch_size,
         training.seed,
-        # A passage that the test split marks as relevant must not be a hard negative of its query.
+        # A passage that the test split marks as relevant to a query must not be a hard negative of this query.
         also=[run.data.test_split] if data.dataset == run.data.dataset else [],
         run=choose_runner(training.workers[1]),
         report=log,
@@ -99,8 +99,8 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
     if not data.duplicates:
         left = shared(order, source.examples.positives, range(order.steps(1)))
         log(
-            f"{flag_of('duplicates', False)}: {left:,} of {len(source.examples):,} queries share a positive in their "
-            "batch"
+            f"{flag_of('duplicates', False)}: {left:,} of {len(source.examples):,} queries share a positive with "
+            "another query of their batch"
         )
     total_steps = count_steps(config, order)
     if training.warmup_steps >= total_steps:
@@ -114,7 +114,7 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
 
 
 def count_steps(config: Config, order: Order) -> int:
-    """Return the number of steps with this order of examples. Raises `ConfigError` if no refresh fits into them."""
+    """Return the number of steps with this order of examples. Raises `ConfigError` if the first refresh is too late."""
     total_steps = config.training.max_steps or order.steps(config.training.epochs or 1.0)
     check_refresh(config.refresh, config.data, total_steps)
     return total_steps
@@ -124,8 +124,7 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
     """Return the resolved settings of one training. Settings without a value are left out.
 
     The workers of a cluster may have other devices than this process. So for a cluster, device and precision are only
-    included if the settings name them.
-    """
+    included if the settings name them."""
     settings = {section: values for section, values in to_dict(config).items() if section in SECTIONS}
     settings["model"] = used_settings(config.model, description)
     if torch.cuda.is_available() or not os.environ.get("RAY_ADDRESS"):
@@ -160,12 +159,12 @@ class NegativesCache:
         data = training.config.data
         if not data.negatives_per_query:
             return None
-        # These settings decide the rows. Those of groups and batches do not matter.
+        # Only these settings decide the rows of the table; those of groups and batches do not.
         key = (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix)
         if key not in self._tables:
             self._tables[key] = self._build(data, training.data.datasets)
         if data.teachers:
-            training.data.train(self._tables[key])  # this checks the scores before anything trains
+            training.data.train(self._tables[key])  # checks the teacher's scores before anything trains
         return self._tables[key]
 
     def _build(self, data: DataConfig, datasets: Sequence[RetrievalDataset]) -> NegativesTable:
@@ -188,7 +187,7 @@ def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: Negati
     if not fewer:
         return ""
     line = f"{dataset.name}: {fewer:,} of {len(counts):,} training queries have fewer than {data.negatives_per_query}"
-    return f"{line} and repeat theirs; {none:,} of these have none and get random passages"
+    return f"{line} hard negatives and repeat them; {none:,} of these have none and get random passages"
 
 
 def training_facts(folders: Sequence[Path], last: Config) -> dict[str, Any]:

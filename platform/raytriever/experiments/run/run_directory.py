@@ -1,8 +1,7 @@
 """Directory of a run with its state: new, interrupted or finished.
 
 `config.yaml` is written first and `metrics.json` last, so the two files show the state. A directory of a run with other
-settings, or without a run, is never changed.
-"""
+settings, or without a run, is never changed."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ class RunDirectory:
         texts = dict[str, str]()
         for own in (own for loss in losses for own in loss.files):
             name, text = own.file.name, own.read()
-            while texts.setdefault(name, text) != text:  # another folder has a file with this name
+            while texts.setdefault(name, text) != text:  # a file with this name in another folder was copied already
                 name = f"_{name}"
             (self.path / LOSSES).mkdir(exist_ok=True)
             write_atomically(self.path / LOSSES / name, text)
@@ -81,7 +80,7 @@ class RunDirectory:
 
 
 def recorded_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of the run in a directory; empty if there is none, or `RunDirectory.open` refuses it."""
+    """Return the settings of the run in a directory. They are empty without a run, or if `RunDirectory.open` fails."""
     with suppress(ConfigError):
         return read_settings(path / CONFIG) if (path / CONFIG).is_file() else {}
     return {}

@@ -27,9 +27,9 @@ from raytriever.training.training_settings import MAY_CHANGE
 if TYPE_CHECKING:
     from raytriever.experiments.run.whole_run import RunResult
 
-# Settings that are part of every run name, or that mean the same as one of these.
+# Settings that are part of every run name, and settings with the same meaning as one of them.
 _NAMED = ("dataset", "model", "loss", "seed", "revision")
-_MOST_SHOWN, _LONGEST_NAME = 6, 200  # largest numbers of settings and of characters in a run's name at a tracker
+_MOST_SHOWN, _LONGEST_NAME = 6, 200  # maximum of settings, and of characters, in a run's name at a tracker
 
 
 def check_run(
@@ -71,11 +71,10 @@ def start_run(
 
 
 def pin_sources(config: Config, output: Path, fresh: bool) -> Config:
-    """Return the settings with a commit as the encoder's revision, and with the digests of loss files.
+    """Return the settings with the commit of the encoder as its revision, and with the digests of loss files.
 
     A resumed run reads the commit of a hub model from its configuration, unless the settings have a revision. An
-    encoder on this machine has no commit.
-    """
+    encoder on this machine has no commit."""
     model = config.model
     recorded = {} if fresh or model.revision else recorded_settings(output).get("model")
     revision = recorded.get("revision") if isinstance(recorded, dict) and recorded.get("model") == model.model else None
@@ -97,7 +96,7 @@ def check_explicit_settings(
 ) -> None:
     """Raise `ConfigError` for an explicit setting that has no effect in any training of a run.
 
-    A setting is accepted if some trial may need it: `varied` are the names of the settings that a search varies."""
+    `varied` are the names of settings that a search varies. A setting is accepted if it has an effect in some trial."""
     kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
     needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
     extra = vars(search) if search else {}
@@ -115,7 +114,7 @@ def check_run_name(name: str) -> None:
 
 
 def default_run_name(config: Config) -> str:
-    """Return a run name that consists of data set, encoder, losses or trainings, and seed."""
+    """Return a run name that consists of the data set, the encoder, the losses or stages, and the seed."""
     return "-".join(_names(config))[-100:].lstrip("-._")
 
 
@@ -126,9 +125,9 @@ def _names(config: Config) -> list[str]:
 
 
 def shown_run_name(config: Config, base: Config) -> str:
-    """Return the default name of a run at a tracker. It begins with the differences from other runs: its losses or
-    trainings, its seed, and explicit settings, which differ from `base` (the defaults, or a recipe). Data set and
-    encoder follow. A list of runs shows only about twenty characters."""
+    """Return the default name of a run at a tracker. It begins with what differs between runs: the losses or stages,
+    the seed, and the settings that differ from `base` (the defaults, or a recipe). Data set and encoder follow. This
+    order is useful because a list of runs shows only about twenty characters of a name."""
     texts = [
         f"{name}={value}"
         for settings in differences(to_dict(config), to_dict(base)).values()

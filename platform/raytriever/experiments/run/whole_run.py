@@ -5,8 +5,7 @@
 3. Evaluate BM25, and the encoder before and after training, on the test split of the run's own data. There is no
    evaluation between the trainings of a curriculum: it would cost as much as the last one, and a user might choose
    settings by it.
-4. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again.
-"""
+4. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again."""
 
 from __future__ import annotations
 
@@ -90,17 +89,16 @@ def finished_results(run: RunDirectory) -> Results | None:
     folder = run.path / EVALUATION
     if run.state != "finished" or not (folder / RESULTS).is_file():
         return None
-    return Results.read(folder, f"remove {folder} and give the same command again, which evaluates the model")
+    return Results.read(folder, f"remove {folder} and run the same command again, which evaluates the model")
 
 
 def bytes_of_run(config: Config, weights: int) -> int:
     """Estimate an upper bound for the bytes of a run's models and checkpoints. Adapters are not counted.
 
-    `weights` is the size of the encoder's weights in float32, in bytes.
-    """
+    `weights` is the size of the encoder's weights in float32, in bytes."""
     total = weights
     for training in config.trainings:
-        # The newest checkpoints, the best one and the one being written hold the weights and AdamW's two moments.
+        # The checkpoints are the newest ones, the best one and one being written, each with weights and two moments.
         checkpoints = 0 if training.model.lora_rank else (training.training.keep + 2) * 3 * weights
         total += checkpoints + (0 if training is config else weights)
     return total
@@ -109,9 +107,8 @@ def bytes_of_run(config: Config, weights: int) -> int:
 def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None]) -> EvaluationJob:
     """Return the evaluation at the end of a run: BM25, and the encoder before and after training, on the test split.
 
-    The scores of the trained model are calibrated on the dev split. If there are too few queries, or both splits share
-    too many, there is no calibration, and a line says why.
-    """
+    The scores of the trained model are calibrated on the dev split. If it has too few queries, or shares too many with
+    the test split, there is no calibration, and a log line gives the reason."""
     config, dataset, data = opened.config, opened.dataset, opened.config.data
     name, after = safe_name(dataset.name), ModelConfig(model=str(trained))
     source = EvaluationDataset(
@@ -125,7 +122,7 @@ def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None
         models=[EvaluatedModel(BM25, Bm25()), EvaluatedModel("before", config.model), EvaluatedModel("after", after)],
         datasets=[source],
         baselines=["before"],
-        # The highest F1 needs no value from the user. `evaluate --calibrate` accepts other targets.
+        # The target is the highest F1, which needs no value from the user. `evaluate --calibrate` has other targets.
         aims=[("f1", None)],
         calibration_split=data.dev_split,
         calibrated=["after"],

@@ -1,7 +1,7 @@
 """Claims, tested against the results of a study: `held`, `did not hold`, or `within noise`.
 
-A claim is a function of only the results, so a page cannot say more than its table shows. A difference counts if the
-test over queries and seeds gives p < 0.05 (`differences.differences_by_seed`). A spread is tested over the seeds."""
+A claim is judged only from the results, so a page cannot say more than its table shows. A difference is significant if
+the test over queries and seeds gives p < 0.05 (`differences.differences_by_seed`). Spreads are tested over seeds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Verdict:
 
 
 Judge = Callable[[SeededResults], Verdict]
-# For each comparison, its outcome (`ABOVE` agrees with the claim, `BELOW` shows the opposite) and a text of its values.
+# Outcome of each comparison (`ABOVE` agrees with the claim, `BELOW` shows the opposite), and a text with its values.
 Comparisons = Iterable[tuple[str, str]]
 
 
@@ -75,15 +75,14 @@ def _text(name: str, one: SeedComparison, to: str = "") -> str:
 
 
 def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
-    """Claim that one row is above another in each metric on each data set (by default all that have both rows)."""
+    """Claim that one row is above another in each metric on each data set (by default, those that have both rows)."""
     return _judge(f"{better} - {worse}", _differences(better, worse, metrics, datasets))
 
 
 def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
     """Claim that two rows differ by at most `within` in each metric on each data set.
 
-    It does not hold if a difference is significantly larger.
-    """
+    It does not hold if a difference is significantly larger."""
     compare = _differences(row, other, metrics, datasets, lambda difference: abs(difference) <= within)
     return _judge(f"{row} - {other}, alike where within {within:g}", compare)
 
@@ -101,8 +100,7 @@ def no_worse_on_average(
 ) -> Judge:
     """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
 
-    It does not hold if the mean is significantly lower than that.
-    """
+    It does not hold if the mean is significantly lower than that."""
     compare = _differences(row, other, metrics, datasets, lambda difference: difference >= -within, on_average=True)
     return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
 
@@ -116,10 +114,10 @@ def _differences(
     on_average: bool = False,
     by: float = 0.0,
 ) -> Callable[[SeededResults], Comparisons]:
-    """Return the comparison of `row` - `other` in each metric, on each data set or on average over all.
+    """Compare `row` with `other` in each metric, on each data set or on average over all.
 
-    Differences are tested against `by`. If `agrees` returns True, a difference agrees with the claim regardless of the
-    test; others may still be noise. Without `agrees`, the test decides."""
+    The test compares a difference with `by`. If `agrees` returns True for it, it agrees with the claim whatever the
+    test says; otherwise it may still be noise. Without `agrees`, the test alone decides."""
 
     def compare(results: SeededResults) -> Comparisons:
         cells = _cells(results, (row, other), metrics, datasets)
@@ -168,7 +166,7 @@ def _first(row: str, metrics: Sequence[str], datasets: Sequence[str], among: Seq
 def _cells(
     results: SeededResults, rows: Sequence[str], metrics: Sequence[str], datasets: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the data sets and metrics to compare. Raises `KeyError` if a named one lacks a row, or all lack one."""
+    """Return the data sets and metrics to compare. Raises `KeyError` if a named data set, or every one, lacks a row."""
     cells = [
         (dataset, metric)
         for dataset in datasets or results.datasets
@@ -190,8 +188,7 @@ def _some(values: list[T], rows: Sequence[str]) -> list[T]:
 def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
     """Claim that rows are above another one in more than half of all cells (row, data set, metric).
 
-    It does not hold if they are below in more than half of the cells.
-    """
+    It does not hold if they are below in more than half of the cells."""
 
     def judge(results: SeededResults) -> Verdict:
         cells = [
@@ -218,8 +215,7 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], data
 def steadier(rows: Sequence[str], others: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
     """Claim that each metric varies less among `rows` than among `others` (largest minus smallest value).
 
-    Each row is one setting. The spread over the rows is computed for each seed.
-    """
+    Each row is one setting. The spread over the rows is computed for each seed."""
 
     def compare(results: SeededResults) -> Comparisons:
         for dataset, metric in _cells(results, (*rows, *others), metrics, datasets):
@@ -240,7 +236,7 @@ def _spread(results: SeededResults, rows: Sequence[str], dataset: str, metric: s
 def larger_gain(
     pair: Sequence[str], other: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()
 ) -> Judge:
-    """Claim that the first row of one pair exceeds the second by more than in another pair."""
+    """Claim that the difference between the two rows of one pair is larger than that of another pair."""
 
     def compare(results: SeededResults) -> Comparisons:
         weights: Counter[str] = Counter()

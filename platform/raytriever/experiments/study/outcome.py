@@ -1,6 +1,6 @@
 """Outcome of a study: `results.json`, `table.md`, `table.tex`, `study.md` and the figures.
 
-Everything is computed from the arms' directories and the study file, so every call can write it again."""
+All of it is computed from the arms' directories and the study file, so it can be written again at any time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _TrainingFacts(TypedDict):
 
 
 def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
-    """Return the seeds of an arm. An untrained arm has one."""
+    """Return the seeds of an arm. An untrained arm has only one seed."""
     return range(1 if arm.curriculum is None else seeds)
 
 
@@ -64,7 +64,7 @@ def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
 def read_arm(arm: Arm, folder: Path, seed: int) -> dict[str, SeedMetrics]:
     """Return the metrics of an arm by data set, with values by query and the pseudo-values of the AUC."""
     evaluation, trained = folder / EVALUATION, None if arm.curriculum is None else seed
-    remedy = f"remove {evaluation}; it is measured again"
+    remedy = f"remove {evaluation}, and run the study again"
     results, metrics = Results.read(evaluation, remedy), {}
     for name, dataset in arm.datasets.items():
         try:
@@ -155,8 +155,7 @@ def _rows(
 def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
     """Return the steps, the best step and the seconds of each training.
 
-    If hard negatives are refreshed, `tables` has the first step with each mined table, and the age of its weights.
-    """
+    If hard negatives are refreshed, `tables` has, for each mined table, its first step and its age in steps."""
     trainings = []
     for arm in study.arms:
         if arm.curriculum is not None:
@@ -170,7 +169,7 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    file, remedy = folder / METRICS, f"remove {folder}; the arm is trained and measured again"
+    file, remedy = folder / METRICS, f"remove {folder}, and run the study again, which trains the arm again"
     facts = read_json(file, _TrainingFacts, remedy, needed=True)
     best = facts.get("best")
     return {"steps": facts.get("steps"), STEPS_TO_BEST: best["step"] if best else None}
@@ -200,7 +199,7 @@ def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> d
         for arm in study.arms:
             if dataset in arm.datasets:
                 evaluation = arm_folder(output, arm, 0) / EVALUATION
-                remedy = f"remove {evaluation}; it is measured again"
+                remedy = f"remove {evaluation}, and run the study again"
                 pools[arm.row] = read_pools(evaluation, AFTER, arm.datasets[dataset].name, remedy)
         name = f"-{safe_name(dataset)}.png" if len(results.datasets) > 1 else ".png"
         save_roc(folder / f"roc{name}", pools, f"ROC, all queries pooled, {dataset}")

@@ -1,12 +1,11 @@
 """Run of a study: every arm with every seed, under the same evaluation, and the table that compares them.
 
-1. Check the output directory and the data sets before anything is written or trained. `study.json` has the study's
-    name, because a directory holds one study. An arm is an ordinary run, which is refused if its directory has other
+1. Check the output directory and the data sets before anything is written or trained. The directory holds one study,
+    whose name is in `study.json`. An arm is an ordinary run. It is refused if its directory has a run with other
     settings.
-2. Train and evaluate all arms seed by seed, so that the table is complete after the first seed. Finished arms are
-    skipped. If the cluster has GPUs, as many arms run at the same time as fit on them.
-3. Write table, figures and page, only from the directories of the arms.
-"""
+2. Train and evaluate all arms with the first seed, then with the next one, so that the table is complete early.
+    Finished arms are skipped. If the cluster has GPUs, as many arms run at the same time as fit on them.
+3. Write table, figures and page. They depend only on the directories of the arms and the study file."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class _Settings(TypedDict):
 
 
 def check_directory(output: Path, name: str) -> None:
-    """Raise `ConfigError` if a directory holds anything but this study. Nothing is written."""
+    """Raise `ConfigError` if a directory is not empty and does not hold this study. Nothing is written."""
     check_writable(output)
     if not output.is_dir() or not any(output.iterdir()):
         return
@@ -78,11 +77,11 @@ def run_study(
 ) -> bool:
     """Train and evaluate the missing arms, and write the outcome. Return whether any arm was missing.
 
-    A larger number of `seeds` than before adds trainings; a smaller one leaves some out of the table. `trial_gpus` are
-    the GPUs of an arm, a fraction if several share one; None for a whole GPU if there is one."""
+    A larger number of `seeds` than before adds trainings; a smaller number leaves some out of the table. `trial_gpus`
+    is the number of GPUs of an arm, a fraction if arms share a GPU. None means a whole GPU if there is one."""
     runs = [(arm, seed) for seed in range(seeds) for arm in study.arms if seed in seeds_of(arm, seeds)]
     for arm, seed in runs:
-        open_arm(output, arm, seed)  # this refuses an arm with other settings before anything is trained
+        open_arm(output, arm, seed)  # raises an error for an arm with other settings before anything is trained
     workers = max([1, *(arm.curriculum.training.workers[1] for arm in study.arms if arm.curriculum)])
     if trial_gpus is not None:
         _check_trial_gpus(workers)
@@ -133,11 +132,10 @@ def _record(study: Study, digest: str) -> DatasetRecord:
 
 @contextmanager
 def _equal_priority() -> Iterator[None]:
-    """Let Ray, if it is started here, run its processes at the priority of this process.
+    """If Ray is started in this context, run its processes at the priority of this process.
 
-    Without a GPU, arms train in this process. Ray raises the niceness of its processes by 15 by default, so they would
-    get almost no CPU time, and a refresh of hard negatives during the training would hardly ever end.
-    """
+    Without a GPU, arms train in this process. By default, Ray raises the niceness of its processes by 15. Then they
+    would get almost no CPU time, and a refresh of hard negatives during the training would hardly ever end."""
     before = os.environ.get(NICENESS)
     os.environ.setdefault(NICENESS, "0")
     try:
@@ -148,10 +146,10 @@ def _equal_priority() -> Iterator[None]:
 
 
 def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:
-    """Run arms by their number, arm and seed, `at_once` at the same time. With 1, they run on this thread.
+    """Call `run` with the number, arm and seed of each entry of `todo`, `at_once` of them at the same time.
 
-    After an error or an interruption no further arm starts. The error of the first arm that failed is raised after the
-    running arms have ended."""
+    If `at_once` is 1, arms run on this thread. After an error or an interruption no further arm starts. When the
+    running arms have ended, the error of the first arm in `todo` that failed is raised."""
     if at_once == 1:
         for number, (arm, seed) in enumerate(todo, 1):
             run(number, arm, seed)
@@ -171,7 +169,7 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
         try:
             arms = [pool.submit(run_unless_failed, number, arm, seed) for number, (arm, seed) in enumerate(todo, 1)]
             while wait(arms, POLL_SECONDS).not_done:
-                check_interrupted()  # a signal that another thread receives does not end this wait
+                check_interrupted()  # needed because `wait` does not end when another thread receives the signal
         finally:
             has_failed.set()
     for one in arms:

@@ -1,9 +1,8 @@
 """Study and its file: YAML with data sets, arms and claims becomes a `Study`.
 
-With `data_sets:`, every arm trains on each data set and is evaluated on its test split. With `measured:`, an arm trains
-as its settings say and is evaluated on these data sets. An arm consists of settings that override those of all arms, or
-is the name of an untrained model: `bm25`, `minilm`, a path or a hub name.
-"""
+With `data_sets:`, every arm trains on each data set and is evaluated on the test split of the same data set. With
+`measured:`, an arm trains as its settings say and is evaluated on the data sets listed there. An arm consists of
+settings that override those of all arms, or is an untrained model: `bm25`, `minilm`, a path or a hub name."""
 
 from __future__ import annotations
 
@@ -44,48 +43,36 @@ AFTER = "after"  # name of an arm's model in its evaluation, as in the evaluatio
 
 @dataclass(frozen=True)
 class Arm:
-    """One training, or one encoder that is not trained.
+    """One training, or one encoder that is not trained."""
 
-    Args:
-        name: unique name of its directory and its run at the tracker.
-        row: row of the table. Arms that are evaluated on different data sets may share one.
-        datasets: evaluation data sets by their names in tables. In one study, a name means one data set and split.
-        curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
-        model: system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it.
-        lengths: longest query and passage of an untrained encoder, in tokens; None means its own limit.
-    """
-
-    name: str
-    row: str
+    name: str  # unique name of its directory and its run at the tracker
+    row: str  # row of the table. Arms that are evaluated on different data sets may share one.
+    # Evaluation data sets by their names in tables. In one study, a name means one data set and split.
     datasets: Mapping[str, EvaluationDataset]
+    # Settings of the training; the study replaces each `training.seed`. None if nothing is trained.
     curriculum: Config | None
-    model: str = ""
+    model: str = ""  # system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it
+    # Longest query and passage of an untrained encoder, in tokens; None means its own limit.
     lengths: tuple[int | None, int | None] | None = None
 
 
 @dataclass(frozen=True)
 class Study:
-    """Arms and claims of one table.
-
-    Args:
-        seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
-        baselines: one or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆`
-            and `◇` against the second.
-        about: lines about the training and the data, printed above the table.
-        paper: published results by row, data set and metric, in the units of ours (mostly fractions).
-        steps_to_best: whether the table has the step of the best checkpoint of each training.
-    """
+    """Arms and claims of one table."""
 
     name: str
     title: str
     source: str
     arms: tuple[Arm, ...]
-    seeds: int
+    seeds: int  # default number of trainings of each arm; their seeds are 0 to seeds - 1
+    # One or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆` and `◇`
+    # against the second.
     baselines: tuple[str, ...]
-    about: str = ""
+    about: str = ""  # lines about the training and the data, printed above the table
     claims: tuple[Claim, ...] = ()
+    # Published results by row, data set and metric, in the units of ours (mostly fractions).
     paper: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    steps_to_best: bool = False
+    steps_to_best: bool = False  # whether the table has the step of the best checkpoint of each training
 
 
 @contextmanager
@@ -102,7 +89,7 @@ _TEXTS = ("name", "title", "source", "about")
 _KEYS = (*_TEXTS, "seeds", "metrics", _TRAINED, _MEASURED, "settings", "arms", "baseline", "claims", "paper")
 _METRICS, _SEEDS, _MOST_SEEDS = "ndcg@10,mrr@10,recall@100,auc", 3, 100
 _COLUMNS = ("row", "data_set", "metric", "value")
-# Kinds of claims: about one arm; about pairs of arms; about two lists of arms. Then the names of their margins.
+# Kinds of claims: about one arm, about pairs of arms, and about two lists of arms; then the settings of margins.
 _OF_ONE: Mapping[str, Callable[..., Judge]] = {"best": best, "smallest": smallest}
 _OF_PAIRS: Mapping[str, Callable[..., Judge]] = {
     "above": above,
@@ -204,8 +191,7 @@ def _dataset(
 ) -> tuple[Config, EvaluationDataset]:
     """Return the settings of a training on a data set, and the evaluation data set.
 
-    The value is a path, or settings of `data:` with the path in `dataset`, and optionally `level` and `drop_own`.
-    """
+    The value is a path, or settings of `data:` with the path in `dataset`, and optionally `level` and `drop_own`."""
     settings = {"dataset": value} if isinstance(value, str) else dict(_mapping(value, where))
     if "dataset" not in settings:
         raise ConfigError("has no path", where, "give the path alone, or `dataset:` next to the other settings")
@@ -240,7 +226,7 @@ def _arms(
         return [Arm(_plain(row), row, measured, None, model=value, lengths=lengths)]
     settings = dict(_mapping(value, where))
     if kind == _TRAINED and "dataset" in _mapping(settings.get("data", {}), where):
-        raise ConfigError("data.dataset is set", where, "every arm trains on every one of `data_sets:`; name it there")
+        raise ConfigError("data.dataset is set", where, "remove it, and name the data set in `data_sets:`")
     trainings = (
         {f"{_plain(row)}-{_plain(name)}": (config, {name: dataset}) for name, (config, dataset) in sets.items()}
         if kind == _TRAINED
@@ -259,8 +245,8 @@ def _arms(
 def read_claim(
     value: Any, rows: Sequence[str], metrics: tuple[str, ...], sets: Sequence[str], where: str, source: str
 ) -> Claim:
-    """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`, by default about all `metrics` and
-    data `sets` of the study. `source` is that of a claim that does not name one."""
+    """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`. By default it is about all `metrics`
+    and data `sets` of the study, and its source is `source`."""
     content = _mapping(value, where)
     kinds = [kind for kind in _KINDS if kind in content]
     if len(kinds) != 1:
@@ -305,7 +291,7 @@ def _groups(kind: str, value: Any, where: str) -> list[list[Any]]:
     elif kind in _OF_ONE:
         is_valid, remedy = [len(one) for one in groups] == [1], "give one arm"
     else:
-        is_valid, remedy = {len(one) for one in groups} == {2}, "give two arms, or several lists of two"
+        is_valid, remedy = {len(one) for one in groups} == {2}, "give two arms, or several lists of two arms"
     if not is_valid:
         raise ConfigError(f"{kind} names {sum(map(len, groups))} arms", where, remedy)
     return groups

@@ -23,7 +23,7 @@ from raytriever.metrics.significance_tests import LEVEL
 _RULE = (
     f"*Held*: every comparison agrees with the claim, by the t-test over queries and seeds (p < {LEVEL}). "
     "*Did not hold*: at least one comparison shows the opposite by the same rule. *Not tested*: a row has one seed. "
-    "*Within noise*: anything else. Where a margin is given, the difference itself is compared with it.\n"
+    "*Within noise*: anything else. If a claim has a margin, the difference itself is compared with the margin.\n"
 )
 Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 
@@ -31,8 +31,8 @@ Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 def study_tables(
     results: SeededResults, pairs: Sequence[TestedPair], baselines: Sequence[str], paper: Paper, caption: str
 ) -> list[ReportTable]:
-    """Return the tables of a study. The tests of all `pairs` of rows decide the marks, against at most two `baselines`,
-    and the bold values."""
+    """Return the tables of a study. The tests of all `pairs` of rows decide which values are bold, and which marks they
+    get against the `baselines`, at most two."""
     means: dict[str, dict[str, dict[str, float | None]]] = {row: {} for row in results.rows}
     for row, dataset in results.cells:
         names = results.cells[row, dataset][0].metrics
@@ -86,7 +86,7 @@ def _caption(results: SeededResults, baselines: Sequence[str], caption: str, pap
         text += f" {best_rule('t-test over queries and seeds')}" if len(results.rows) > 1 else ""
         text += f" Means and standard deviations over {seeds} seeds."
     else:
-        text += " One seed: no difference of a trained row is tested."
+        text += " With one seed, no difference of a trained row is tested."
     if paper:
         text += " The result of the paper is in brackets."
     if marked:

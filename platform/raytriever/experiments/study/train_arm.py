@@ -5,8 +5,8 @@ trained again. An interrupted arm resumes from its newest checkpoint. Hard negat
 for all arms with the same data.
 
 On a cluster with GPUs, Ray processes that reserve them train and evaluate an arm, and several arms may run at the same
-time, on threads of this process. Without GPUs, an arm of one worker trains in this process, because a Ray Train group
-takes longer to start than a small arm takes in all."""
+time, on threads of this process. Without GPUs, an arm of one worker trains in this process, because the start of a Ray
+Train group takes longer than a whole small arm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 from raytriever.training.run_config import Config, dump_config, override, to_dict
 
-# Folders of all arms, of the run of an untrained encoder (which has no seed), and of a trained encoder.
+# Names of folders: that of all arms, that of an untrained encoder's run (instead of a seed), that of a trained encoder.
 ARMS, AS_IT_IS, MODEL = "arms", "as-it-is", "model"
 # Folders that are deleted when an arm is finished.
 TEMPORARY = ("checkpoints", "negatives")
@@ -44,7 +44,7 @@ Log = Callable[[str], None]
 
 
 def arm_folder(output: Path, arm: Arm, seed: int | None) -> Path:
-    """Return the run directory of an arm. An untrained arm has one for all seeds."""
+    """Return the run directory of an arm. An untrained arm has one directory for all seeds."""
     return output / ARMS / arm.name / (AS_IT_IS if arm.curriculum is None else f"seed-{seed}")
 
 
@@ -92,8 +92,7 @@ class ArmRunner:
     def run(self, arm: Arm, seed: int) -> None:
         """Train and evaluate an arm. Parts that an earlier call finished are skipped.
 
-        Threads prepare their arms one after another, because arms share negatives.
-        """
+        Threads prepare their arms one after another, because arms share negatives."""
         began, (run, curriculum) = time.monotonic(), open_arm(self._output, arm, seed)
         folder, name = run.path, run.path.relative_to(self._output / ARMS).as_posix()
         with errors_within(f"arm {name}"):

@@ -1,8 +1,7 @@
 """Samplers of the search space: every point of a grid, random points, or the proposals of Optuna.
 
 A proposal is a function of the seed, the trial's number and the results of earlier trials. No sampler has a state, so a
-sweep that is killed and resumed proposes the same points. Optuna gets the earlier trials again for each proposal.
-"""
+sweep that is killed and resumed proposes the same points. Optuna gets the earlier trials again for each proposal."""
 
 from __future__ import annotations
 
@@ -19,19 +18,16 @@ from raytriever.experiments.tuning.trial_log import Trial
 
 GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
 DRAWS = 200  # attempts to draw a point that was not tried yet
-STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own default)
+STARTUP_TRIALS = 10  # random trials before Optuna's model is used (the default of Optuna)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Sampler that proposes points of the search space.
+    """Sampler that proposes points of the search space."""
 
-    Args:
-        searcher: `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra
-            and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
-            2019). Running trials count as bad ones for Optuna, so that concurrent trials try different points.
-    """
-
+    # `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra and Bengio,
+    # 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al., 2019). Running
+    # trials count as bad ones for Optuna, so that concurrent trials try different points.
     searcher: str
     space: SearchSpace
     seed: int
@@ -46,7 +42,7 @@ class Sampler:
     def propose(self, trials: Sequence[Trial], metric: str = "", settled: int | None = None) -> Point | None:
         """Return the point of the trial that follows these; None if all points were tried.
 
-        Optuna learns from the `metric` of the first `settled` trials; the others count as running. None for all."""
+        Optuna learns from the `metric` of the first `settled` trials (None: all), and treats the others as running."""
         number = len(trials)
         if self.searcher == GRID:
             points = self.space.grid()
@@ -80,7 +76,7 @@ class Sampler:
             is_settled, value, point = settled is None or trial.number < settled, trial.value(metric), trial.settings
             state = states.RUNNING if not is_settled else states.FAIL if value is None else states.COMPLETE
             stored = optuna.trial.create_trial(
-                # Listed values are passed as indices, because Optuna accepts only some types.
+                # Values of a list are passed as indices, because Optuna accepts only some types of values.
                 params={d.key: point[d.key] if d.is_range else d.values.index(point[d.key]) for d in dimensions},
                 distributions=distributions,
                 state=state,

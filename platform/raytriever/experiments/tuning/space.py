@@ -47,7 +47,7 @@ NAMED: dict[str, tuple[str, str, Any]] = {
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Settings of a sweep: search space, sampler, deciding metric and early stopping."""
+    """Settings of a sweep: search space, sampler, metric that decides the best trial, and early stopping."""
 
     search_space: str = option(
         "loss,lambda,temperature",
@@ -95,25 +95,20 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class Dimension:
-    """One searched setting.
-
-    Args:
-        values: values of a grid; if there is no range, every sampler uses them.
-        low, high: ends of a range; None for a list of values.
-        log: whether values are drawn uniformly on a logarithmic scale.
-    """
+    """One searched setting."""
 
     section: str
     name: str
-    values: tuple[Any, ...]
+    values: tuple[Any, ...]  # values of a grid; if there is no range, every sampler uses them
+    # `low`, `high`: ends of a range; None for a list of values.
     low: float | None = None
     high: float | None = None
-    log: bool = False
+    log: bool = False  # whether values are drawn uniformly on a logarithmic scale
     whole: bool = False
 
     @property
     def key(self) -> str:
-        """`section.setting`."""
+        """The name of the setting with its section, `section.setting`."""
         return f"{self.section}.{self.name}"
 
     @property
@@ -135,7 +130,7 @@ class Dimension:
         return round(value) if self.whole else value
 
     def to_dict(self) -> Any:
-        """Return the dimension as a YAML file has it."""
+        """Return the dimension in the form of a YAML file."""
         if not self.is_range:
             return list(self.values)
         scale = {"scale": "log"} if self.log else {}
@@ -162,7 +157,7 @@ class SearchSpace:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return sections and settings as a YAML file has them."""
+        """Return sections and settings in the form of a YAML file."""
         sections: dict[str, Any] = {}
         for one in self.dimensions:
             sections.setdefault(one.section, {})[one.name] = one.to_dict()
@@ -189,9 +184,9 @@ def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
 
 def _dimension(section: str, name: str, domain: Any, hint: Any, where: str) -> Dimension:
     if f"{section}.{name}" in _COMPARED:
-        raise ConfigError("cannot be searched", where, "trials are compared on it; give it as a flag")
+        raise ConfigError("cannot be searched", where, "give it as a flag: trials must have the same value to compare")
     if name in MAY_CHANGE:
-        raise ConfigError("cannot be searched", where, "it changes how a trial runs, not its result; give it as a flag")
+        raise ConfigError("cannot be searched", where, "give it as a flag: it does not change the result of a trial")
     if isinstance(domain, list):
         return Dimension(section, name, _values(section, name, domain, where))
     if isinstance(domain, Mapping):
@@ -210,7 +205,7 @@ def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where:
     ends: list[Any] = []
     for end in ("low", "high"):
         if end not in domain:
-            raise ConfigError(f"has no {end!r}", where, "a range is {low: ..., high: ...}")
+            raise ConfigError(f"has no {end!r}", where, "give a range as {low: ..., high: ...}")
         ends += _values(section, name, [domain[end]], f"{where}.{end}")
     low, high = ends
     if not low < high:
@@ -219,9 +214,7 @@ def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where:
     if scale not in _SCALES:
         raise ConfigError(f"unknown scale {scale!r}", where, did_you_mean(str(scale), _SCALES))
     if scale == "log" and low <= 0:
-        raise ConfigError(
-            f"low {low:.15g} has no logarithm", where, "give a positive `low:`, or leave out `scale: log`"
-        )
+        raise ConfigError(f"low {low:.15g} is not above 0", where, "give a positive `low:`, or leave out `scale: log`")
     grid = domain.get("grid")
     dimension = Dimension(section, name, (), low, high, scale == "log", whole)
     if isinstance(grid, list):
@@ -234,7 +227,7 @@ def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where:
     elif grid is None:
         values = ()
     else:
-        raise ConfigError(f"holds {grid!r}", f"{where}.grid", "give a list of values, or their number")
+        raise ConfigError(f"holds {grid!r}", f"{where}.grid", "give a list of values, or the number of values")
     return dataclasses.replace(dimension, values=values)
 
 

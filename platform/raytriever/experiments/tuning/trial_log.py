@@ -27,29 +27,21 @@ FAILED: Literal["failed"] = "failed"
 
 
 class TrialError(UserError):
-    """Some trials of a sweep failed; the others continued."""
+    """Error of a sweep of which some trials failed. The other trials have run to their ends."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial.
+    """One trial."""
 
-    Args:
-        number: number from 0; its directory is `trials/NUMBER` with three or more digits.
-        settings: its point of the search space, by `section.setting`.
-        status: `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
-        metrics: metrics on the dev split, if it is finished.
-        seconds: duration, over all calls.
-        reason: reason why it failed, or the step at which it was stopped.
-    """
-
-    number: int
-    settings: Mapping[str, Any]
+    number: int  # number from 0; its directory is `trials/NUMBER` with three or more digits
+    settings: Mapping[str, Any]  # its point of the search space, by `section.setting`
+    # `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
     status: Status = RUNNING
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics on the dev split, if it is finished
     steps: int = 0
-    seconds: float = 0.0
-    reason: str = ""
+    seconds: float = 0.0  # duration, over all calls
+    reason: str = ""  # reason why it failed, or the step at which it was stopped
 
     @property
     def name(self) -> str:
@@ -69,13 +61,13 @@ class _Trials(TypedDict):
 
 
 def find_best(trials: Sequence[Trial], metric: str) -> Trial | None:
-    """Return the finished trial with the highest value, the first of equal ones; None if no trial is finished."""
+    """Return the finished trial with the highest value, or the first of several; None if no trial is finished."""
     valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
     return max(valued)[2] if valued else None
 
 
 def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
-    """Return the trials of a sweep by number, or nothing before its start. All must have the same searched settings."""
+    """Return the trials of a sweep by number; none if it has not started. All must have the same searched settings."""
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []
@@ -86,7 +78,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     expected = set(trials[0].settings if settings is None and trials else settings or ())
     for trial in trials:
         if other := sorted(expected ^ trial.settings.keys()):
-            reason = f"is damaged or changed: trial {trial.number} sets {other[0]} and others do not, or the reverse"
+            reason = f"is damaged or changed: not all trials have the setting {other[0]}, see trial {trial.number}"
             raise StorageError(reason, str(file), remedy)
     return trials
 
@@ -114,8 +106,7 @@ def rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
 def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
     """Return the table of a sweep: a row of titles, then a row for each trial. There must be at least one.
 
-    The deciding metric is the first metric column.
-    """
+    The deciding metric is the first metric column."""
     keys = list(trials[0].settings)
     measured = {name for trial in trials for name in trial.metrics}
     metrics = [metric, *(name for name in TABLE_METRICS if name in measured and name != metric)]

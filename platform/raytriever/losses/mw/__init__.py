@@ -1,1 +1,1 @@
-"""Mann-Whitney loss: every positive of the batch against every negative, in time linear in the number of scores."""
+"""Mann-Whitney loss: every positive of the batch is compared with every negative, in linear time."""

@@ -1,8 +1,7 @@
-"""Pass over the scores on a CPU, compiled by numba. It adds each score to its subcell and writes its derivative.
+"""Pass over the scores on a CPU, compiled by numba. It adds each score to its subcell, and writes its derivative.
 
-Rows are split into as many chunks as the grid's size allows. Each chunk has its own sums, which are added up in order,
-so the sums do not depend on the number of threads on any processor. A score costs about ten processor cycles.
-"""
+Rows are split into chunks; the size of the grid determines their number. Each chunk has its own sums, which are added
+up in order. So on any processor, the sums do not depend on the number of threads. A score takes about ten cycles."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
 
 CHUNKS = 16
 CHUNK_CELLS = 1 << 17
-# Fast-math flags. `reassoc` is missing, because sums must not be reordered; multiply-adds may be fused.
+# Fast-math flags. Multiply-adds may be fused. Sums must not be reordered, so `reassoc` is not set.
 FUSED = {"contract", "nsz", "arcp"}
 
 
 class CompiledWalk:
-    """Pass over the panels of a CPU tensor; its sums over subcells grow with every panel."""
+    """Pass over the panels of a CPU tensor. Every panel is added to the sums over subcells."""
 
     def __init__(self, grid: Grid, cubics: Tensor, scale: float) -> None:
         chunks = min(CHUNKS, max(1, CHUNK_CELLS // grid.cells))
@@ -36,7 +35,7 @@ class CompiledWalk:
         )
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Add a panel, without the pairs (rows, columns), which are ascending; `derivatives` may be `scores`."""
+        """Add a panel, without the ascending pairs (rows, columns). `derivatives` may be the tensor `scores`."""
         bounds = torch.searchsorted(rows, torch.arange(len(scores) + 1)).numpy()
         in_threads(
             _walk,
@@ -52,7 +51,7 @@ class CompiledWalk:
         )
 
     def sums(self) -> Tensor:
-        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell. x is a score's position in its subcell."""
         return torch.from_numpy(self._sums.sum(0)).reshape(-1, TERMS)
 
 

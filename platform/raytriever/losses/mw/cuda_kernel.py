@@ -1,16 +1,16 @@
 """Mann-Whitney loss on a GPU: compile `walk.cu`, launch its pass on panels, and tabulate the positives.
 
 NVRTC compiles the kernels when a process first needs them. PyTorch's CUDA builds include NVRTC and `cuda.bindings` from
-2.11 on. Without them, and on grids that are not even, `TensorWalk` does the pass.
+2.11 on. Without them, and for grids with cells of different widths, `TensorWalk` does the pass.
 
 Positions in a subcell are measured from its middle here: y = x - 1/2. The kernel sums 1, y and y^2. The sum of y^3 is
-replaced by 3/16 of the sum of y. Their difference, y^3 - 3y/16, is a Chebyshev polynomial of magnitude at most 1/32. So
-the loss changes by a factor of at most 1 + 1.3e-6. It does so if all scores of a subcell are on one side of its middle;
-if they are spread, it changes by about 1e-9. Rounding y to 2^-15 shifts a score by at most 1e-6 of tau.
+replaced by 3/16 of the sum of y. The difference y^3 - 3y/16 is a Chebyshev polynomial of magnitude at most 1/32. So the
+loss changes by a factor of at most 1 + 1.3e-6. This is the worst case: all scores of a subcell are on one side of its
+middle. If they are spread over it, the factor is about 1 + 1e-9. Rounding y to 2^-15 moves a score by at most 1e-6 tau.
 
-`CudaPositives` computes the positives' side: two kernels, and two products with matrices that hold the kernel functions
-between all nodes of the grid. Steps with the same grid share these matrices. The banded sums of `grid` would take ten
-times as long, because a launch takes longer than such a product."""
+`CudaPositives` computes the sums that depend on the positives. It needs two kernels, and two products with matrices of
+softplus and sigmoid between all nodes of the grid. Steps with the same grid share these matrices. The banded sums of
+`grid` would take ten times as long: they need many launches, and a launch takes longer than such a product."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("walk.cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
 THREADS = 1024
-# A block reads tiles of at most 2^16 scores, 4 a thread at once. Its 32-bit sums could overflow in a larger tile.
+# A block reads tiles of at most 2^16 scores, 4 per thread at once. In a larger tile, its 32-bit sums could overflow.
 TILE, STEP = 1 << 16, 4 * THREADS
 MOMENTS = 3
 UNITS = (1.0, 2.0**-15, 2.0**-16)
-# Bytes of shared memory for a subcell: a cubic and three sums. CUDA itself reserves 1 KiB in each block.
+# Bytes of shared memory per subcell, for a cubic and three sums; and per block, as CUDA itself reserves 1 KiB.
 SUBCELL_BYTES, RESERVED_BYTES = 4 * (TERMS + MOMENTS), 1 << 10
 WALK = (
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
@@ -86,7 +86,7 @@ class CudaKernels:
         from cuda.bindings import driver
 
         self._driver = driver
-        torch.empty(1, device=device)  # creates the context of the device, into which the module is loaded
+        torch.empty(1, device=device)  # creates the device's context, which must exist before the module is loaded
         major, minor = torch.cuda.get_device_capability(device)
         self._code = ctypes.create_string_buffer(compile_walk(f"sm_{major}{minor}"))
         number = _checked(driver.cuDeviceGet(device.index))
@@ -109,7 +109,7 @@ class CudaKernels:
             self._functions[name] = function
 
     def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
-        """Launch a kernel on the current stream of its tensors' device, with arguments of the types in `PARAMETERS`."""
+        """Launch a kernel on the current stream of the arguments' device. Their types must be those in `PARAMETERS`."""
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         values = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
         with torch.cuda.device(tensors[0].device):
@@ -119,7 +119,7 @@ class CudaKernels:
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    """Return the value of a call of `cuda.bindings`; raises `RuntimeError` with the name of its error."""
+    """Return the value that a call of `cuda.bindings` returned. If it failed, raise `RuntimeError` with its error."""
     status, *values = result
     if int(status):
         raise RuntimeError(f"CUDA returned {status.name}")
@@ -134,8 +134,8 @@ def kernels_of(device: torch.device) -> CudaKernels | None:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         logger.warning(
-            "The kernel of the mw loss cannot run on %s (%s). PyTorch's operations replace it; the loss takes an "
-            "estimated 30 times as long. Install cuda-bindings and nvidia-cuda-nvrtc.",
+            "The kernel of the mw loss cannot run on %s (%s). PyTorch operations replace it, and take about 30 times "
+            "as long. Install cuda-bindings and nvidia-cuda-nvrtc.",
             device,
             reason[:300],
         )
@@ -144,21 +144,21 @@ def kernels_of(device: torch.device) -> CudaKernels | None:
 
 @cache
 def _from_middle(device: torch.device) -> Float[Tensor, "terms terms"]:
-    """Return the matrix whose row k has the coefficients of (y + 1/2)^k."""
+    """Return the matrix whose row k has the coefficients of the polynomial (y + 1/2)^k in y."""
     rows = [[1, 0, 0, 0], [1 / 2, 1, 0, 0], [1 / 4, 1, 1, 0], [1 / 8, 3 / 4, 3 / 2, 1]]
     return torch.tensor(rows, dtype=torch.float64).to(device)
 
 
 @cache
 def _to_cubics(device: torch.device) -> Float[Tensor, "nodes terms"]:
-    """Return the matrix from values at the nodes of a cell to the cubics of its subcells, in y."""
+    """Return the matrix that converts values at the nodes of a cell to the cubics of its subcells, in y."""
     cubics = refinement(device).T.reshape(NODES * SUBCELLS, TERMS) @ _from_middle(device)
     return cubics.view(NODES, SUBCELLS * TERMS)
 
 
 @cache
 def _from_integers(device: torch.device) -> Float[Tensor, "moments terms"]:
-    """Return the matrix from the kernel's integer sums to the sums of 1, x, x^2, x^3."""
+    """Return the matrix that converts the kernel's integer sums to the sums of 1, x, x^2, x^3."""
     ones, first, second = torch.eye(TERMS, dtype=torch.float64)[:MOMENTS] * torch.tensor(UNITS).double()[:, None]
     first[3] = first[1] * (3 / 16)
     return torch.stack([ones, first, second]).to(device) @ _from_middle(device).T
@@ -173,7 +173,7 @@ def _lagrange_table(device: torch.device) -> Float[Tensor, " nodes_and_factors"]
 
 @lru_cache(maxsize=2)
 def _between_nodes(cells: int, width: float, device: torch.device) -> Float[Tensor, "two_nodes nodes"]:
-    """Return softplus(t - p), and below it sigmoid(t - p), between all nodes t and p of `cells` even cells."""
+    """Return softplus(t - p), and below it sigmoid(t - p), for all nodes t and p of `cells` cells of equal width."""
     nodes = chebyshev(NODES, device) * width / 2
     apart = torch.arange(1 - cells, cells, dtype=torch.float64, device=device) * width
     difference = apart[:, None, None] + (nodes[:, None] - nodes)
@@ -184,9 +184,9 @@ def _between_nodes(cells: int, width: float, device: torch.device) -> Float[Tens
 
 
 class CudaPositives:
-    """Positives' side of the kernel sums, on an even grid of few cells; it also computes the loss and the AUC.
+    """Kernel sums that depend on the positives, on an even grid of few cells. Also computes the loss and the AUC.
 
-    Sums over positives are integers, so they have the same bits in any order.
+    Sums over positives are integers, so their order does not change a bit.
 
     Args:
         grid: an even grid of at most `mann_whitney.DENSE_CELLS` cells.
@@ -212,7 +212,7 @@ class CudaPositives:
         self.slope = both[self._padded_nodes :][: self._nodes].view(-1, NODES)
 
     def result(self, own: Tensor, all: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this worker's share of the loss, the derivative of each positive, and the AUC, in float32."""
+        """Return this worker's share of the loss, the derivative by each positive's score, and the AUC, in float32."""
         own_nodes = _to_nodes(own)
         all_nodes = own_nodes if all is own else _to_nodes(all)
         sigmoid = self._between[self._padded_nodes :][: self._nodes]
@@ -231,7 +231,7 @@ def _to_nodes(sums: Tensor) -> Float[Tensor, " nodes"]:
 
 
 class CudaWalk:
-    """Sums over the subcells of an even grid that grow with every panel of float32 scores on a GPU.
+    """Pass over panels of float32 scores on a GPU. Every panel is added to the sums over the subcells of an even grid.
 
     Args:
         grid: an even grid.
@@ -255,16 +255,16 @@ class CudaWalk:
         self._blocks = kernels.processors * (2 if twice else 1)
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Add a panel, without the pairs (rows, columns); `derivatives`, in float32 or bfloat16, may be `scores`."""
+        """Add a panel, without the pairs (rows, columns). `derivatives` is float32 or bfloat16, and may be `scores`."""
         excluded = scores[rows, columns]
         self._launch(scores, derivatives, 1)
         if len(excluded):
-            # The excluded pairs were added too. The sums are integers, so subtracting these pairs leaves no trace.
+            # The excluded pairs were added too. The sums are integers, so these pairs can be subtracted exactly.
             self._launch(excluded, torch.empty_like(excluded), -1)
             derivatives.index_put_((rows, columns), derivatives.new_zeros(()))
 
     def sums(self) -> Tensor:
-        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell. x is a score's position in its subcell."""
         return self._sums.double().T @ _from_integers(self._sums.device)
 
     def _launch(self, scores: Tensor, derivatives: Tensor, sign: int) -> None:

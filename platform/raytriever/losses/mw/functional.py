@@ -1,4 +1,4 @@
-"""Mann-Whitney loss of a given score matrix, for scores that are not dot products of embeddings."""
+"""Mann-Whitney loss of a score matrix, for scores that are not dot products of embeddings."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def mann_whitney(
 ) -> Float[Tensor, ""]:
     """Compute the Mann-Whitney (MW) loss of a score matrix.
 
-    The loss compares every positive p of the matrix with every negative n of the matrix, also across queries:
+    The loss compares every positive p of the matrix with every negative n, also those of other queries:
 
         mean over all pairs (p, n) of softplus((n - p) / temperature)
 
     It bounds the pooled AUC: `1 - AUC <= loss / log(2)`. Time and memory are linear in the number of scores. The loss
     and its derivatives have a relative error below 1e-6; `losses/mw/grid.py` has the proof. On a CPU, the number of
-    threads does not change the result; the same file says with which limits. There are no second derivatives.
+    threads does not change the result; that file names the limits of this claim. There are no second derivatives.
 
     Args:
-        scores: floating tensor [queries, candidates], one row for each query. Differentiable. Its values are finite,
+        scores: floating tensor [queries, candidates], with a row for each query. Differentiable. The values are finite,
             and their magnitude is at most 2^30 times the temperature.
         positives: int64 tensor [queries, positives]: the columns of each query's positives, padded with -1. Each row
             has at least one positive. All other columns are negatives.
@@ -70,7 +70,7 @@ def mann_whitney(
     if not (isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point() and scores.numel()):
         raise LossInputError(f"scores are {_kind(scores)}", remedy="give a floating-point tensor [queries, candidates]")
     if not 0 < temperature < float("inf"):
-        raise LossInputError(f"temperature {temperature!r}", remedy="give a finite one above 0")
+        raise LossInputError(f"the temperature is {temperature!r}", remedy="give a finite one above 0")
     if reduction not in get_args(PairReduction):
         raise LossInputError(f"reduction {reduction!r}", remedy=f"choose from {', '.join(get_args(PairReduction))}")
     _check_columns("positives", positives, scores)
@@ -79,7 +79,7 @@ def mann_whitney(
     columns = positives.cpu().numpy()
     lacking = (columns == PAD).all(1)
     if lacking.any():
-        raise LossInputError(f"row {lacking.argmax()} has no positive", "positives")
+        raise LossInputError(f"row {lacking.argmax()} has no positive", "positives", "give each row a positive")
     pairs = _pairs(columns, scores)
     excluded = pairs if ignored is None else _pairs(np.concatenate([columns, ignored.cpu().numpy()], 1), scores)
     loss: Tensor = _FromScores.apply(scores, pairs, excluded, temperature, reduction)
@@ -87,18 +87,18 @@ def mann_whitney(
 
 
 def _pairs(columns: ndarray, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct (row, column) pairs of a table of columns, on the device of the scores."""
+    """Return the distinct pairs (row, column) of a table of columns, on the device of the scores."""
     rows, slots = np.nonzero(columns != PAD)
     found, at = np.divmod(np.unique(rows * scores.shape[1] + columns[rows, slots]), scores.shape[1])
     return torch.from_numpy(found).to(scores.device), torch.from_numpy(at).to(scores.device)
 
 
 def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
-    """Raise `LossInputError` unless `columns` is a table of column numbers; for a mask it shows the correct call."""
+    """Raise `LossInputError` unless `columns` is a table of column numbers. For a mask, show the correct call."""
     if isinstance(columns, Tensor) and (columns.dtype == torch.bool or _is_mask_of_integers(columns, scores)):
         columns_of_mask = "torch.where(mask > 0, torch.arange(mask.shape[1], device=mask.device), -1)"
         raise LossInputError(
-            f"is a mask ({_kind(columns)}), and column numbers are needed",
+            f"is a mask ({_kind(columns)}), but column numbers are needed",
             name,
             f"for a mask call mann_whitney with {name}={columns_of_mask}.topk(int((mask > 0).sum(1).max())).values",
         )
@@ -106,7 +106,7 @@ def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
     if not is_table or len(columns) != len(scores) or columns.device != scores.device:
         where = f" on {columns.device}" if isinstance(columns, Tensor) else ""
         raise LossInputError(
-            f"is {_kind(columns)}{where}, and a row of column numbers is needed for each of {len(scores)} rows of "
+            f"is {_kind(columns)}{where}, but a row of column numbers is needed for each of {len(scores)} rows of "
             "scores",
             name,
             f"give a torch.int64 tensor [{len(scores)}, n] on {scores.device}; [:, None] makes a table of one column",
@@ -123,8 +123,7 @@ def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
 def _is_mask_of_integers(columns: Tensor, scores: Tensor) -> bool:
     """Return True for integers of the shape of the scores that are all 0 or 1.
 
-    With three columns or more, no valid table of distinct columns looks like this.
-    """
+    With three columns or more, no valid table of distinct columns looks like this."""
     if columns.shape != scores.shape or scores.shape[1] <= 2 or columns.is_floating_point() or columns.is_complex():
         return False
     return bool(((columns == 0) | (columns == 1)).all())
@@ -135,7 +134,7 @@ def _kind(value: object) -> str:
 
 
 class _FromScores(torch.autograd.Function):
-    """Loss and derivative in one pass over the scores; backward only scales."""
+    """Loss and derivative in one pass over the scores. Backward only scales the derivative."""
 
     @staticmethod
     def forward(
@@ -149,10 +148,10 @@ class _FromScores(torch.autograd.Function):
         precise = scores.to(torch.promote_types(scores.dtype, torch.float32)).contiguous()
         lowest, highest = (float(end) for end in torch.aminmax(precise))
         if not abs(lowest) + abs(highest) < torch.inf:
-            raise LossInputError(f"scores reach from {lowest} to {highest}", remedy="give finite scores")
+            raise LossInputError(f"the scores range from {lowest} to {highest}", remedy="give finite scores")
         negatives = precise.numel() - len(excluded[0])
         if negatives == 0:
-            raise LossInputError(f"there are no negatives among {precise.numel()} scores")
+            raise LossInputError(f"there are no negatives among {precise.numel()} scores", remedy="add candidates")
         positives = precise[pairs].double() / temperature
         weight = pair_weight(reduction, len(positives), negatives, len(precise))
         sums = PairwiseSums(positives, lowest / temperature, highest / temperature, weight, precise.dtype)
@@ -169,6 +168,6 @@ class _FromScores(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (derivatives,) = ctx.saved_tensors
-        # Multiplying by 1 would copy the matrix, which costs a fifth of the time of the loss.
+        # A product with 1 would copy the matrix. This takes a fifth of the time of the loss.
         scaled = derivatives if float(grad) == 1 else derivatives * grad
         return scaled, None, None, None, None

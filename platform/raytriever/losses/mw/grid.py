@@ -3,9 +3,9 @@
 Scores are in units of tau. In this unit, softplus and the sigmoid are analytic within pi of the real axis. So cells one
 unit wide with 8 nodes interpolate to about 1e-9. For double precision, cells are a quarter unit wide (about 1e-13).
 
-A moderate range of scores is one run of even cells. A huge range (unnormalized scores, tiny tau) has fine cells only
-near positives. Far from every positive, softplus is linear or counts as 0, so each gap between positives is a run of
-one cell of any width. For any range, there are at most about 190 cells for each positive.
+If the range of scores is moderate, the grid is one run of cells of equal width (an even grid). If it is huge
+(unnormalized scores, tiny tau), fine cells are only near positives. Far from every positive, softplus is linear or
+treated as 0, so each gap between positives is one cell. There are at most about 190 cells per positive for any range.
 
 Accuracy. Let u = 2^-53, and let T be the largest |score| in units of tau. Locating a positive and a negative takes
 seven roundings together, each of at most u T (for two of them u times the distance from a cell's start, at most 2 T).
@@ -18,33 +18,32 @@ holds for the loss and for the derivative by each score. At T = LARGEST_SCORE = 
 larger scores are refused.
 
 Nodes. A cell has NODES nodes of degree-7 interpolation on [-1, 1]. It is cut into SUBCELLS equal parts, each with a
-cubic in x in [0, 1). The matrix R (SUBCELLS * 4 by NODES) maps a function's values at the nodes to the coefficients of
+cubic in x (0 to 1). The matrix R (SUBCELLS * 4 by NODES) maps a function's values at the nodes to the coefficients of
 these cubics. Its transpose maps the sums of 1, x, x^2, x^3 over the scores in the subcells to weights w at the nodes
 with
 
     sum_k f(score_k) = sum_l w_l f(node_l)   for every f that the interpolation resolves.
 
-So one matrix serves both ways: it reads gradients from the nodes, and moves scores to the nodes.
+So one matrix has two uses: it converts values at nodes to gradients, and sums over scores to weights at nodes.
 
-Kernel sums. Positives have weights V at the nodes and negatives weights W. All of these are sums over pairs:
+Kernel sums. Positives have weights V at the nodes, and negatives have weights W. All these are sums over pairs:
 
     G(t)  = sum_p softplus(t - p)        the loss is sum_t W G
     G'(t) = sum_p sigmoid(t - p)         the derivative at each negative
     F(p)  = sum_n sigmoid(n - p)         minus the derivative at each positive
 
-Cells less than 90 units apart are even, so the kernel depends on the difference of cells only. A sum has three terms:
+Cells less than 90 units apart have equal widths, so the kernel depends only on their difference. A sum has three terms:
 
     near      a banded product
     above     softplus is linear, the sigmoid 1: prefix sums
     below     both are exp(t - p), a product of a factor of t and a factor of p: a sum of one number for each cell
 
-If a sum is tiny, all its terms are tiny, so tiny losses keep their digits (a convolution by FFT would lose them).
+If a sum is tiny, all its terms are tiny. So tiny losses stay accurate (a convolution by FFT would be inaccurate).
 
-Threads. oneMKL divides the inner dimension of a thin product between its threads, so the order of summation would
-depend on their number. The band product is therefore summed in slices of `INNER_TERMS`, which oneMKL does not divide.
-On an Intel Xeon with AMX, the result has the same bits with 1 to 16 threads. oneMKL does not document this rule, so
-another CPU or release may differ in the last bits. The tests compare 1, 2 and 4 threads on the machine that runs them.
-"""
+Threads. oneMKL divides the inner dimension of a thin product between its threads. Then the order of summation would
+depend on their number. So the product with the band is summed in slices of `INNER_TERMS`, which oneMKL does not divide.
+On an Intel Xeon with AMX, the result has the same bits with 1 to 16 threads. oneMKL does not document this, so another
+CPU or release may differ in the last bits. The tests compare 1, 2 and 4 threads on the machine that runs them."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def lagrange(points: Float[Tensor, "*points"], nodes: Float[Tensor, " nodes"]) -
 
 @cache
 def refinement(device: torch.device = CPU) -> Float[Tensor, "terms nodes"]:
-    """Return R (see above), which maps node values to the cubics' coefficients, subcell by subcell."""
+    """Return R (see above), which converts values at nodes to the coefficients of the cubics, subcell by subcell."""
     fine = (chebyshev(TERMS) + 1) / 2
     to_terms = torch.linalg.inv(fine[:, None] ** torch.arange(TERMS, dtype=torch.float64))
     starts = torch.arange(SUBCELLS, dtype=torch.float64)
@@ -92,11 +91,11 @@ def refinement(device: torch.device = CPU) -> Float[Tensor, "terms nodes"]:
     return (to_terms @ values).reshape(SUBCELLS * TERMS, NODES).to(device)
 
 
-# From this distance above a positive, softplus counts as linear; from this distance below, as an exponential. In double
-# precision there is no difference.
+# Farther than this above a positive, softplus is treated as linear; farther below, as an exponential. In double
+# precision, this changes nothing.
 REACH = 40.0
-# From this distance below a positive, softplus counts as 0. Every loss down to exp(-88), the limit of float32, keeps
-# its digits, unless that takes more than `UNEVEN_CELLS` cells.
+# Farther than this below a positive, softplus is treated as 0. Losses down to exp(-88), the limit of float32, stay
+# accurate, unless this needs more than `UNEVEN_CELLS` cells.
 TAIL = 88.0
 EVEN_CELLS = 1 << 13
 UNEVEN_CELLS = 1 << 17
@@ -106,29 +105,18 @@ LARGEST_SCORE = 2.0**30
 
 @dataclass(frozen=True)
 class Grid:
-    """Runs of even cells, ascending and without gaps; the outer ends are open.
+    """Runs of cells of equal width, ascending and without gaps. The outer ends are open."""
 
-    Args:
-        starts: left end of each run, in units of tau.
-        widths: width of the cells of each run.
-        counts: number of cells of each run.
-        firsts: first cell of each run.
-        width: width of the cells near positives.
-        reach: a score and a positive count as far apart if more cells than this are between them.
-        tail: softplus counts as 0 more than this number of cells below a positive.
-        cells: total number of cells.
-        first_subcell: number of the first subcell of an even grid; the middle of subcell 0 is the score 0. None for an
-            uneven grid.
-    """
-
-    starts: Float[Tensor, " runs"]
-    widths: Float[Tensor, " runs"]
-    counts: Int64[Tensor, " runs"]
-    firsts: Int64[Tensor, " runs"]
-    width: float
-    reach: int
-    tail: int
-    cells: int
+    starts: Float[Tensor, " runs"]  # left end of each run, in units of tau
+    widths: Float[Tensor, " runs"]  # width of the cells of each run
+    counts: Int64[Tensor, " runs"]  # number of cells of each run
+    firsts: Int64[Tensor, " runs"]  # first cell of each run
+    width: float  # width of the cells near positives
+    reach: int  # a score and a positive are treated as far apart if more than this number of cells is between them
+    tail: int  # softplus is treated as 0 more than this number of cells below a positive
+    cells: int  # total number of cells
+    # Number of the first subcell of an even grid (one run). The middle of subcell 0 is the score 0. None for an uneven
+    # grid.
     first_subcell: int | None = None
 
     @property
@@ -150,9 +138,8 @@ class Grid:
     ) -> tuple[Int64[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """Return the cell of each score, and the position within it, from 0 to 1.
 
-        If `parts` > 1, each cell is divided into that many equal parts, which are numbered over the whole grid. The
-        result is then the part of each score, and the position within the part.
-        """
+        If `parts` > 1, each cell is divided into that many equal parts, which are numbered over the whole grid. Then
+        return the part of each score, and the position within the part."""
         run = torch.searchsorted(self.starts, scores, right=True).sub_(1).clamp_(min=0)
         along = (scores - self.starts[run]) * (parts / self.widths[run])
         step = torch.minimum(along.long().clamp_(min=0), self.counts[run] * parts - 1)
@@ -172,11 +159,11 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
     largest = max(abs(lowest), abs(highest))
     if not largest <= LARGEST_SCORE:
         raise LossInputError(
-            f"scores reach {largest:.3g} times the temperature, mw is accurate up to {LARGEST_SCORE:.3g} (2^30) times",
+            f"scores reach {largest:.3g} times the temperature, but mw is accurate up to {LARGEST_SCORE:.3g} (2^30)",
             remedy=f"normalize the embeddings ({setting('similarity')} cosine), or raise {setting('temperature')}",
         )
     width = 0.25 if dtype == torch.float64 else 1.0
-    # Scores that are summed in another order may exceed their bound by rounding.
+    # If scores are summed in another order, rounding may bring them above their bound.
     slack = width + 1e-5 * largest
     lowest, highest = lowest - slack, highest + slack
     # The middles of an even grid's subcells are multiples of their width, so a GPU can locate scores by rounding.
@@ -201,7 +188,7 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
 
 @lru_cache(maxsize=4)
 def _one_run(start: float, width: float, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `starts`, `widths`, `counts` and `firsts` of one run; steps with cosine scores share the cached one."""
+    """Return `starts`, `widths`, `counts` and `firsts` of one run. With cosine scores, all steps have the same run."""
     starts = torch.full((1,), start, dtype=torch.float64, device=device)
     counts = torch.full_like(starts, count).long()
     return starts, torch.full_like(starts, width), counts, torch.zeros_like(counts)
@@ -215,7 +202,7 @@ def fill_empty(positives: Float[Tensor, " positives"]) -> Float[Tensor, " positi
 def _near_positives(
     positives: Float[Tensor, " positives"], lowest: float, highest: float, width: float, farthest: float
 ) -> Grid:
-    """Build clusters of even cells that extend `farthest` beyond their outer positives, and one cell for each gap."""
+    """Build runs of equal cells around the positives, up to `farthest` from the outer ones, and a cell for each gap."""
     tail = _cells_across(farthest, width)
     margin = (tail + 1) * width
     apart = positives.diff() > 2 * margin + width
@@ -232,7 +219,7 @@ def _near_positives(
 
 
 def _cells_across(distance: float, width: float) -> int:
-    # One extra cell: the cells of two scores may be one cell farther apart than the scores.
+    # Add one cell, because the cells of two scores may be one cell farther apart than the scores.
     return math.ceil(distance / width) + 1
 
 
@@ -246,15 +233,15 @@ INNER_TERMS = 256
 def kernel_sums(
     grid: Grid, positives: Float[Tensor, "cells nodes"]
 ) -> tuple[Float[Tensor, "cells nodes"], Float[Tensor, "cells nodes"]]:
-    """Compute G and G' at every node from the positives' weights."""
+    """Compute G and G' at every node from the weights of the positives."""
     device = positives.device
     difference, nodes = _differences(grid.reach, grid.width, device), _nodes(grid.width, device)
     softplus = torch.logaddexp(difference, torch.zeros_like(difference))
-    # Flipped, because the band runs over ascending positives, so the difference of cells decreases.
+    # Flip the order: the band runs over ascending positives, so the difference of cells decreases.
     both = torch.cat([softplus, torch.sigmoid(difference)], 1).flip(0).transpose(1, 2).flatten(0, 1)
     total, slope = _banded(positives, both, grid.reach).split(NODES, 1)
     tail = _tail(grid, positives @ torch.exp(-nodes))[:, None] * torch.exp(nodes)
-    # Offsets start near the lowest positive, so that a constant added to all scores costs no digits.
+    # Measure offsets from near the lowest positive. Then a constant added to all scores loses no precision.
     offsets = grid.node_scores - grid.starts[:2][-1]
     count = _far_below(positives.sum(1), grid.reach)[:, None]
     sum_of_offsets = _far_below((positives * offsets).sum(1), grid.reach)[:, None]
@@ -264,7 +251,7 @@ def kernel_sums(
 def kernel_sums_at_positives(
     grid: Grid, negatives: Float[Tensor, "cells nodes"], cells: Int64[Tensor, " positives"]
 ) -> Float[Tensor, "positives nodes"]:
-    """Compute F at the nodes of the positives' cells from the negatives' weights."""
+    """Compute F at the nodes of the positives' cells from the weights of the negatives."""
     device = negatives.device
     difference, nodes = _differences(grid.reach, grid.width, device), _nodes(grid.width, device)
     sigmoid = torch.sigmoid(difference).flatten(0, 1)
@@ -321,6 +308,6 @@ def _banded(
 
 def _far_below(per_cell: Float[Tensor, " cells"], reach: int) -> Float[Tensor, " cells"]:
     """Return, for each cell, the sum over all cells more than `reach` below it."""
-    # The second row is for a GPU, whose sum along a single row has no fixed order of additions.
+    # A second row is added for the GPU: it sums a single row in no fixed order.
     sums = torch.stack([per_cell, torch.zeros_like(per_cell)]).cumsum(1)[0]
     return torch.nn.functional.pad(sums, (reach + 1, 0))[: len(per_cell)]

@@ -4,17 +4,17 @@
     pairs = scores[is_negative][None, :] - scores[is_positive][:, None]         # [P, N], across queries
     L = softplus(pairs).mean()                                                  # or .sum() / B
 
-This module computes L, its derivatives and the AUC without a list of the pairs. The positives' scores are few, and
-known before the pass over the score matrix. The pass looks up every negative's derivative in a table of G' (see
-`grid`), and sums the negatives over the table's subcells. These sums are all that the loss needs: they add up over
-panels and workers. The loss, the positives' derivatives and the AUC follow from them.
+This module computes L, its derivatives and the AUC without a list of the pairs. The scores of the positives are few,
+and known before the pass over the score matrix. The pass reads the derivative of every negative in a table of G' (see
+`grid`), and adds the negative to the sums of its subcell. The loss needs only these sums, added up over panels and
+workers. The loss, the derivatives of the positives and the AUC are computed from them.
 
 The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different subcells (a sixteenth of tau wide) are
-counted exactly. Within one subcell, a pair counts one half plus the difference of the mean positions. That is exact for
+counted exactly. A pair within one subcell adds one half plus the difference of the mean positions. This is exact for
 equal scores, and for densities that are linear within the subcell.
 
-`cpu_kernel` has the pass on a CPU, `cuda_kernel` the pass on a GPU. `TensorWalk` is the pass in PyTorch, for everything
-else. Every sum has a fixed order or does not depend on it, so the same scores have the same loss to the last bit.
+`cpu_kernel` has the pass for a CPU, `cuda_kernel` the pass for a GPU. `TensorWalk` is the pass in PyTorch, for other
+cases. Every sum has a fixed order, or is the same in any order. So the same scores give the same loss, bit by bit.
 
 `MWReduction` is the loss of the global batch. The workers exchange the positives' scores, one bound on all scores, and
 one grid of sums whose size does not depend on the batch."""
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from raytriever.losses.mw.cuda_kernel import CudaKernels, CudaPositives
 
 BLOCK_SCORES = 1 << 22  # scores that `TensorWalk` processes at once
-# Largest even grid for which a GPU multiplies by dense matrices between all nodes. They take at most 268 MB.
+# Most cells of an even grid for which a GPU uses dense matrices over all pairs of nodes (at most 268 MB).
 DENSE_CELLS = 512
 # `TensorWalk` splits a term into two integers of this many bits. The other bits of an int64 hold the sum of 2^36 terms.
 HALF_BITS = 26
@@ -59,8 +59,7 @@ HALF_BITS = 26
 class TensorWalk:
     """Pass over panels in PyTorch.
 
-    The sums are integers, because a GPU's atomic additions have no fixed order. Each term is rounded to 2^-52.
-    """
+    The sums are integers, because a GPU's atomic additions have no fixed order. Each term is rounded to 2^-52."""
 
     def __init__(self, grid: Grid, cubics: Tensor, scale: float) -> None:
         self._grid, self._scale = grid, scale
@@ -68,7 +67,7 @@ class TensorWalk:
         self._sums = torch.zeros(grid.cells * SUBCELLS, 2 * TERMS, dtype=torch.int64, device=cubics.device)
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Add a panel, without the pairs (rows, columns); `derivatives` may be `scores`."""
+        """Add a panel, without the pairs (rows, columns). `derivatives` may be the same tensor as `scores`."""
         height = max(1, BLOCK_SCORES // scores.shape[1])
         # Pairs of other blocks are written to an extra row. To drop them, the CPU would have to wait for the GPU.
         excluded = torch.zeros(height + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
@@ -86,7 +85,7 @@ class TensorWalk:
             self._sums.index_add_(0, subcell.flatten(), halves)
 
     def sums(self) -> Tensor:
-        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell, see `Walk`."""
         high, low = self._sums.double().split(TERMS, 1)
         return high * 2.0**-HALF_BITS + low * 2.0 ** (-2 * HALF_BITS)
 
@@ -107,29 +106,23 @@ def auc(
 
 @runtime_checkable
 class Walk(Protocol):
-    """A pass over panels of scores that sums the negatives and writes their derivatives."""
+    """Pass over panels of scores. It sums the negatives and writes their derivatives."""
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add a panel, without the pairs (rows, columns)."""
 
     def sums(self) -> Tensor:
-        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell. x is a score's position in its subcell."""
 
 
 @dataclass(frozen=True)
 class PairwiseResult:
-    """Loss, derivatives and AUC from the sums over the negatives.
+    """Loss, derivatives and AUC, computed from the sums over the negatives."""
 
-    Args:
-        share: contribution of this worker's negatives to the loss.
-        by_positive: derivative by each positive's score in units of tau, over the negatives of all workers; 0 in empty
-            slots.
-        auc: fraction of all pairs in the right order.
-    """
-
-    share: Float[Tensor, ""]
+    share: Float[Tensor, ""]  # contribution of this worker's negatives to the loss
+    # Derivative by each positive's score in units of tau, over the negatives of all workers; 0 in empty slots.
     by_positive: Float[Tensor, " positives"]
-    auc: Float[Tensor, ""]
+    auc: Float[Tensor, ""]  # fraction of all pairs in the right order
 
 
 class PairwiseSums:
@@ -174,10 +167,9 @@ class PairwiseSums:
         self._total, self._slope = total * weight, slope * weight
 
     def walk(self, scale: float = 1.0) -> Walk:
-        """Return a pass over the negatives, whose scores times `scale` are in units of tau.
+        """Return a pass over the negatives. Their scores times `scale` are in units of tau.
 
-        It writes derivatives by the unscaled score.
-        """
+        The pass writes derivatives by the unscaled scores."""
         slope = self._slope if scale == 1 else self._slope * scale
         if self._kernels is not None:
             from raytriever.losses.mw.cuda_kernel import CudaWalk
@@ -194,7 +186,7 @@ class PairwiseSums:
         """Compute loss, derivatives and AUC from this worker's sums and the sums over all workers."""
         if self._on_gpu is not None:
             return PairwiseResult(*self._on_gpu.result(own, all))
-        # Two sums: PyTorch divides one sum over everything between threads, whose number would change the result.
+        # Sum twice, because PyTorch would divide one sum between threads, and their number would change the result.
         share = (self._to_nodes(own) * self._total).sum(0).sum()
         at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
         by_positive = -(at_nodes * self._weights).sum(1) * self._weight
@@ -208,10 +200,10 @@ class PairwiseSums:
 
 
 def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> CudaKernels | None:
-    """Return the CUDA kernels; None if the device, the grid or the precision does not support them."""
+    """Return the CUDA kernels. Return None if the device, the grid or the precision does not support them."""
     if device.type != "cuda" or grid.first_subcell is None or dtype != torch.float32:
         return None
-    # Imported on first use: importing a loss must not start a compiler.
+    # Import it on first use: importing a loss must not start a compiler.
     from raytriever.losses.mw.cuda_kernel import kernels_of
 
     return kernels_of(device)
@@ -224,7 +216,7 @@ PairReduction = Literal["mean", "sum"]
 
 
 def pair_weight(reduction: PairReduction, positives: int, negatives: int, queries: int) -> float:
-    """Return the weight of one pair: of the mean over pairs (Eq. 2), or of the sum divided by the queries (Eq. 3)."""
+    """Return the weight of a pair: in the mean over pairs (Eq. 2), or in the sum divided by the queries (Eq. 3)."""
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
@@ -244,10 +236,10 @@ class MWReduction(Reduction):
         self._walk: Walk
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Tabulate the positives' side of the kernel sums."""
+        """Tabulate the kernel sums that depend on the positives."""
         own = positive_scores(queries, embeddings, self._candidates)
         positives = self._workers.all_gather(own.flatten()).double()
-        # Rounding the operands to bf16 lengthens each by a factor of at most 1 + 2^-9.
+        # Rounding to bf16 lengthens each operand by a factor of at most 1 + 2^-9.
         bound = self._candidates.largest_score * (1 + 2**-7)
         relevance = self._candidates.relevance
         # A guide may have masked every negative; then the loss is 0.
@@ -268,7 +260,7 @@ class MWReduction(Reduction):
         first = self._workers.rank * columns.numel()
         by_score = result.by_positive[first : first + columns.numel()].to(self._candidates.queries.dtype)
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
-        # The derivative of an empty slot is 0, so its column may be any.
+        # The derivative of an empty slot is 0, so any column is valid for it.
         self.sparse.append((rows.flatten(), columns.flatten(), by_score))
         self.statistics["batch_auc"] = result.auc.to(torch.float32)
         return result.share
@@ -277,7 +269,7 @@ class MWReduction(Reduction):
 def positive_scores(
     queries: Float[Tensor, "rows width"], embeddings: Float[Tensor, "candidates width"], candidates: Candidates
 ) -> Float[Tensor, "rows positives"]:
-    """Return the scores of this worker's positives, NaN in empty slots."""
+    """Return the scores of this worker's positives. Empty slots are NaN."""
     relevance, precise = candidates.relevance, queries.to(candidates.queries.dtype)
     scores = [(precise * embeddings[column]).sum(1, keepdim=True) for column in relevance.slots.T]
     table = scores[0] if len(scores) == 1 else torch.cat(scores, 1)

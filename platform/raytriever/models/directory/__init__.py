@@ -1,1 +1,1 @@
-"""Model directory: how it is found, its files, and the modules of sentence-transformers in it."""
+"""Model directory: its location, its files, and the modules of sentence-transformers in it."""

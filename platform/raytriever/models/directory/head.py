@@ -1,7 +1,6 @@
 """Head of an encoder: the modules of sentence-transformers between pooling and truncation.
 
-A head is a sequence of Dense layers, normalizations and dropouts. Their weights are trained with the encoder.
-"""
+A head is a sequence of Dense layers, normalizations and dropouts. Their weights are trained with the encoder."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from raytriever.core.reading.arrays import open_tensors
 from raytriever.models.directory.model_files import REMEDY, WEIGHTS, check_tensor, model_errors, stored_tensors
 from raytriever.models.directory.modules import DENSE, DROPOUT, NORMALIZE, Module
 
-# Elementwise activations of torch.nn that need no argument.
+# Elementwise activations of torch.nn whose constructors need no argument.
 ACTIVATIONS = (
     "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "SELU", "CELU", "ReLU6", "Softplus",
     "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "Mish", "LogSigmoid", "Tanhshrink", "PReLU",
@@ -31,11 +30,11 @@ Vectors = Float[Tensor, "texts width"]
 class Dense(nn.Module):
     """Linear layer with an activation and an optional residual connection, in float32.
 
-    Its submodules have the same names as in sentence-transformers, and so have the stored tensors.
+    Its submodules and stored tensors have the same names as in sentence-transformers.
 
     Args:
         activation: name of a class in `torch.nn`; see `ACTIVATIONS`.
-        residual: add the input to the output, projected by a second linear layer if the dimensions differ.
+        residual: add the input to the output. If their dimensions differ, a second linear layer projects the input.
     """
 
     def __init__(self, width: int, output: int, bias: bool, activation: str, residual: bool) -> None:
@@ -90,7 +89,7 @@ def load_head(
 
     Args:
         width: dimension of a pooled vector.
-        loaded: modules, by folder, to use again instead of loading them.
+        loaded: modules that are already loaded, by folder. They are reused.
     """
     head = nn.ModuleList()
     for module in modules:

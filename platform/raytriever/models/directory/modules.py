@@ -1,8 +1,7 @@
-"""Read the settings in the files of a model directory, each file once: the modules of each side, in their order.
+"""Read the settings in the files of a model directory: the modules of each side, in their order.
 
-`modules.json` of sentence-transformers names the modules. A Router, or an Asym in earlier releases, has modules for
-each route. The routes `query` and `document` become the two sides. A module that both sides name is shared.
-"""
+`modules.json` of sentence-transformers names the modules. A Router (an Asym in earlier releases) has modules for each
+route. The routes `query` and `document` become the two sides. A module is shared if both sides name it."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ TRANSFORMER, POOLING, DENSE, NORMALIZE, DROPOUT = "Transformer", "Pooling", "Den
 _ROUTERS = ("Router", "Asym")
 _HEAD = (DENSE, NORMALIZE, DROPOUT)
 _KNOWN = (TRANSFORMER, POOLING, *_HEAD)
-# Routes that sentence-transformers' encode_query and encode_document use.
+# Routes that encode_query and encode_document of sentence-transformers use.
 ROUTES: dict[Side, str] = {"query": "query", "passage": "document"}
 
-# Pooling modes by their names in both generations of files. Earlier releases concatenate modes in this order.
+# Pooling modes by their names in old and new files. Earlier releases concatenate several modes in this order.
 _SWITCHES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -112,20 +111,13 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Settings in the files of a model directory, each file read once.
-
-    Args:
-        own: `raytriever.json`; None in directories of other libraries.
-        library: `config_sentence_transformers.json`; empty if there is none.
-        has_modules: True if `modules.json` names the modules of each side.
-        sides: modules of each side.
-    """
+    """Settings in the files of a model directory. Each file is read once."""
 
     directory: Path
-    own: dict[str, Any] | None
-    library: Library
-    has_modules: bool
-    sides: dict[Side, Pipeline]
+    own: dict[str, Any] | None  # `raytriever.json`; None in a directory of another library
+    library: Library  # `config_sentence_transformers.json`; empty if there is none
+    has_modules: bool  # True if `modules.json` names the modules of each side
+    sides: dict[Side, Pipeline]  # modules of each side
 
     @classmethod
     def read(cls, directory: Path) -> ModelFiles:
@@ -164,7 +156,7 @@ def _check_order(kinds: Sequence[str], file: Path) -> None:
         raise ModelError("does not name a Transformer module", str(file), REMEDY)
     if kinds[0] != TRANSFORMER or kinds[1:2] not in ([], [POOLING]):
         order = ", ".join(kinds)
-        raise ModelError(f"has the modules {order}", str(file), "use a model of Transformer, Pooling and then others")
+        raise ModelError(f"has the modules {order}", str(file), "use a model with Transformer, Pooling, then others")
 
 
 def _read_entry(directory: Path, kind: str, path: str, file: Path) -> dict[Side, list[Module]]:
@@ -181,7 +173,7 @@ def _read_entry(directory: Path, kind: str, path: str, file: Path) -> dict[Side,
     for side, task in ROUTES.items():
         route = _route(settings, task)
         if route not in settings["structure"]:
-            reason = f"has the routes {', '.join(settings['structure'])}, and none for {task}"
+            reason = f"has the routes {', '.join(settings['structure'])}, but none for {task}"
             raise ModelError(reason, str(file), "use a model with the routes query and document")
         routes[side] = settings["structure"][route]
     names = dict.fromkeys(name for names in routes.values() for name in names)
@@ -204,7 +196,7 @@ def _read_module(directory: Path, kind: str, path: str, file: Path) -> Module:
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise ModelError(f"path {path!r} leaves the model's directory", str(file), REMEDY)
     folder = directory / path
-    # A Normalize module has no files, and its empty directory may be lost in a copy.
+    # A Normalize module has no files, so a copy may lack its empty directory.
     if name != NORMALIZE and not folder.is_dir():
         raise ModelError(f"names the directory {path!r}, which is missing", str(file), REMEDY)
     if name in (POOLING, *_HEAD):
@@ -217,7 +209,7 @@ def _read_module(directory: Path, kind: str, path: str, file: Path) -> Module:
 
 
 def _route(settings: _Router, task: str) -> str:
-    """Return the name of a task's route for texts, as sentence-transformers' `Router` chooses it."""
+    """Return the name of the route for texts of a task, as the `Router` of sentence-transformers chooses it."""
     mappings: dict[Any, str] = {}
     parameters = settings.get("parameters") or _Parameters()
     for key, route in (parameters.get("route_mappings") or {}).items():
@@ -232,7 +224,7 @@ def _route(settings: _Router, task: str) -> str:
 
 
 def read_pooling(module: Module) -> tuple[str, bool]:
-    """Return the pooling of a Pooling module, and True if the tokens of a prompt are pooled. Raise `ModelError` if a
+    """Return the pooling of a Pooling module, and whether the tokens of a prompt are pooled. Raise `ModelError` if a
     mode is unknown."""
     named = module.settings.get("pooling_mode")
     if named is None:
@@ -241,17 +233,17 @@ def read_pooling(module: Module) -> tuple[str, bool]:
         names = [named] if isinstance(named, str) else named
         unknown = [name for name in names if name not in _NAMES]
         if unknown or not names:
-            reason = f"pooling mode {repr(unknown[0]) if unknown else 'of no name'} is not supported"
+            reason = f"pooling mode {repr(unknown[0]) if unknown else 'without a name'} is not supported"
             raise ModelError(reason, str(module.file), f"use {', '.join(_NAMES)}")
         modes = [_NAMES[name] for name in names]
     return "+".join(modes), module.settings.get("include_prompt") is not False
 
 
 def pooling_settings(pooling: str, width: int, pool_prompt: bool) -> dict[str, Any]:
-    """Return settings of a Pooling module that releases 5 and 6 of sentence-transformers read in the same way."""
+    """Return settings of a Pooling module that releases 5 and 6 of sentence-transformers interpret in the same way."""
     modes = pooling.split("+")
     switches = {switch: mode in modes for switch, mode in _SWITCHES.items()}
     settings: dict[str, Any] = {"word_embedding_dimension": width, **switches, "include_prompt": pool_prompt}
-    if [mode for mode in _SWITCHES.values() if mode in modes] != modes:  # only release 6 has other orders
+    if [mode for mode in _SWITCHES.values() if mode in modes] != modes:  # only release 6 can use another order
         settings["pooling_mode"] = [name for mode in modes for name, own in _NAMES.items() if own == mode]
     return settings

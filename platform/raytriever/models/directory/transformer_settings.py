@@ -1,14 +1,13 @@
 """Settings of a Transformer module of sentence-transformers: lengths, tokenizer and configuration.
 
-sentence-transformers passes them to transformers. Every setting that changes embeddings is either followed or rejected
-by name.
+sentence-transformers passes them to transformers. If a setting changes embeddings, it is either applied, or an error
+names it.
 
 The maximum length of a text follows the rules of the library: `max_seq_length` if it is set, else the smaller of the
 tokenizer's `model_max_length` and the model's `max_position_embeddings`. `query_length` and `document_length` override
-it for their side. Two cases differ. RoBERTa-like models have fewer usable positions than `max_position_embeddings`;
-only these count here, while the library fails on longer texts. A model without any limit, such as a T5 whose tokenizer
-has none, reads `UNLIMITED` tokens here, while the library reads whole texts.
-"""
+it for their side. Two cases differ. RoBERTa-like models have fewer usable positions than `max_position_embeddings`:
+here longer texts are cut, while the library fails on them. A model without any limit, such as a T5 whose tokenizer has
+no limit, reads `UNLIMITED` tokens here, while the library reads whole texts."""
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ from raytriever.models.directory.model_files import CONFIG, REMEDY, model_errors
 from raytriever.models.prompts import Side
 
 UNLIMITED = 8_192
-# Settings files; the library reads the first one that exists and is not empty.
+# Settings files. sentence-transformers reads the first that exists and is not empty.
 FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Model types whose positions begin after that of the padding token.
+# Model types whose positions begin after the position of the padding token.
 ROBERTA_LIKE = (
     "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text", "ibert",
     "longformer", "xmod",
 )  # fmt: skip
-# Largest plausible number of layers. transformers would build any number, which could take hours.
+# Largest plausible number of layers. transformers would build any number of them, even for hours.
 _MOST_LAYERS = 1_000
 _LENGTHS: dict[Side, str] = {"query": "query_length", "passage": "document_length"}
 # Settings that would change embeddings in ways that raytriever does not support, with their neutral values.
@@ -44,7 +43,7 @@ _USUAL: dict[str, Any] = {
     "processing_kwargs": {},
     "tokenizer_name_or_path": "",
 }
-# Settings of each group that are followed, and settings that do not change embeddings.
+# Settings of each group that are applied, and settings that do not change embeddings.
 _TOKENIZER = frozenset(
     {"model_max_length", "padding_side", "truncation_side", "add_bos_token", "add_eos_token", "add_prefix_space"}
     | {f"{role}_token" for role in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")}
@@ -75,17 +74,11 @@ class _Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Transformer:
-    """Transformer of a model, with its tokenizer.
+    """Transformer of a model, with its tokenizer."""
 
-    Args:
-        folder: folder with `config.json`, the tokenizer and the weights.
-        settings: settings of sentence-transformers; empty if there are none.
-        file: file of these settings.
-    """
-
-    folder: Path
-    settings: dict[str, Any]
-    file: Path
+    folder: Path  # folder with `config.json`, the tokenizer and the weights
+    settings: dict[str, Any]  # settings of sentence-transformers; empty if there are none
+    file: Path  # file of these settings
 
     @classmethod
     def read(cls, folder: Path) -> Transformer:
@@ -101,7 +94,7 @@ class Transformer:
         `config.json`, or transformers does not support it."""
         if not (self.folder / CONFIG).is_file():
             raise ModelError("has no config.json", str(self.folder), "give the directory of a transformers model")
-        read_model_file(self.folder / CONFIG, dict[str, Any])  # transformers does not name the file of a wrong type
+        read_model_file(self.folder / CONFIG, dict[str, Any])  # checks its type: transformers names no file
         added = self._group(("config_args", "config_kwargs"), _CONFIG)
         with model_errors(self.folder), quiet_transformers(warnings=False):
             from transformers import AutoConfig
@@ -114,7 +107,7 @@ class Transformer:
 
     @cached_property
     def tokenizer_settings(self) -> dict[str, Any]:
-        """Settings with which sentence-transformers loads the tokenizer; raises `ModelError` for an unknown one."""
+        """Settings with which sentence-transformers loads the tokenizer; raises `ModelError` for an unknown setting."""
         return self._group(("tokenizer_args", "processor_kwargs"), _TOKENIZER)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Embeddings of one side of a data set: from the cache, encoded if missing, or from a store that the user names.
 
 The key of a store covers the weights, the encoding settings and the texts, so a changed model or corpus never uses old
-embeddings. When the cache exceeds its limit, the least recently used stores are removed first."""
+embeddings. If the cache exceeds its size limit, the least recently used stores are removed first."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def embed_corpus(
     if store is None:
         with one_writer(path, wait=True, report=warn):
             writer = StoreWriter(path, plan)
-            if not writer.has_own_content():  # the plan names the folder, so any other content means damage
+            if not writer.has_own_content():  # the folder's name comes from the plan, so other content means damage
                 warn(f"{path}: is damaged or changed; encoding again")
                 remove(path, whole=True)
             elif (path / MANIFEST).exists():
@@ -126,7 +126,7 @@ def encode_store(
     texts = {number: encoder.texts_to_encode(number) for number in missing}
     encoded = plan.rows - sum(texts.values())
     if not retriever.is_local or (plan.side == "query" and dataset.added_queries):
-        run = encode_in_process  # other processes cannot load the encoder, or open the data set without these queries
+        run = encode_in_process  # other processes cannot load the encoder, or do not have the added queries
     if earlier is not None:
         count = sum(map(earlier.count, missing))
         warn(f"{side_texts.name}: {plan.rows:,} texts, {count:,} of them from earlier encodings")
@@ -151,11 +151,11 @@ def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:
 
 
 def _absolute(name: str) -> str:
-    """Return an absolute path, because workers have another current directory. A name or a URI is unchanged."""
+    """Make a path absolute, because workers have another current directory. Return a name or a URI unchanged."""
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
-# Field of a plan -> content of a store that differs in it, for the error message.
+# For each field of a plan, a description for error messages of a store with another value of the field.
 _DIFFERENCES = {
     "side": "queries",
     "data_digest": "another data set",

@@ -10,7 +10,7 @@ KEY is the beginning of the plan's key. A store without a manifest is unfinished
 1. `fp32`: 4 bytes, memory-mapped when read;
 2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
 3. `int8`: 1 byte, and 4 bytes per row in `000000.scales.npy`: each row is divided by its largest component over 127 and
-   rounded, so the error of a component is at most 1/254 of the row's largest component."""
+   rounded. So the error of a component is at most 1/254 of the row's largest component."""
 
 from __future__ import annotations
 
@@ -48,36 +48,25 @@ _HALF_MAX = 65_504.0
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Content and settings of a store. The names of the model and the data set are informational.
+    """Content and settings of a store. The names of the model and the data set are informational."""
 
-    Args:
-        model: name of the model, as the user passed it.
-        model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
-        data_digest: digest of the side's ids and texts.
-        prefix: text in front of every text.
-        length: largest number of tokens of a text, including special tokens.
-        pooling, similarity: see `models.model_settings`.
-        precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
-        dtype: storage type; see above.
-        shard_rows: rows of every shard except the last; see `writer.shard_rows`.
-        batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
-            device of the encoding process.
-    """
-
-    model: str
-    model_digest: str
+    model: str  # name of the model, as the user passed it
+    model_digest: str  # SHA-256 over weights, tokenizer and all settings that decide an embedding
     dataset: str
-    data_digest: str
+    data_digest: str  # digest of the side's ids and texts
     side: Side
-    prefix: str
-    length: int
+    prefix: str  # text in front of every text
+    length: int  # largest number of tokens of a text, including special tokens
+    # `pooling`, `similarity`: see `models.model_settings`.
     pooling: str
     similarity: str
-    precision: str
-    dtype: str
+    precision: str  # arithmetic of the encoder, `fp32`, `bf16` or `int8`
+    dtype: str  # storage type; see above
     rows: int
     width: int
-    shard_rows: int
+    shard_rows: int  # rows of every shard except the last; see `writer.shard_rows`
+    # Tokens per batch, including padding. They affect the last bits of an embedding. None means a value that suits the
+    # device of the encoding process.
     batch_tokens: int | None = None
 
     @cached_property
@@ -164,9 +153,8 @@ def read_embeddings(
 ) -> Float32[ndarray, "rows width"]:
     """Read some or all rows of a shard. A slice of `fp32` is memory-mapped.
 
-    The mapping is copy-on-write, because torch warns about read-only arrays. `shape` holds the expected numbers of rows
-    and components; None means unknown.
-    """
+    The mapping is copy-on-write, because torch warns about read-only arrays. `shape` has the expected numbers of rows
+    and components; None means that a number is unknown."""
     whole = read_array(file_of(shard, EMBEDDINGS), ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
     stored = whole[rows]
     if stored.dtype == np.int8:
@@ -273,7 +261,7 @@ def _plan_of(path: Path, meta: dict[str, Any]) -> EmbeddingPlan:
     content = {name: value for name, value in meta.items() if name != "kind"}
     plan = conform(content, str(path / MANIFEST), EmbeddingPlan, _REMEDY)
     if min(plan.rows + 1, plan.width, plan.shard_rows) < 1:
-        raise StorageError("its rows, width or rows of a shard are wrong", str(path / MANIFEST), _REMEDY)
+        raise StorageError("the number of rows, width or rows per shard is too low", str(path / MANIFEST), _REMEDY)
     return plan
 
 

@@ -1,7 +1,6 @@
 """Encode texts in one process, in their order. A thread tokenizes the next texts while the encoder works.
 
-`models.inference` makes the batches and defines the protocol of an encoder.
-"""
+`models.inference` makes the batches and defines the protocol of an encoder."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def encode_queries(
 ) -> Float32[ndarray, "queries width"]:
     """Return the embeddings of queries of a data set, each with its prompt.
 
-    This is the query's own prompt, else that of `prompts`, else the retriever's for the name of the data set."""
+    A query has its own prompt, else that of `prompts`, else that of the retriever for the name of the data set."""
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]
     prompt = dataset.prompts_of(queries, default)
@@ -47,12 +46,12 @@ def encode_texts(
     title: str = "encode",
     prompt: str | Sequence[str] | None = None,
 ) -> Float32[ndarray, "texts width"]:
-    """Return the embeddings of texts of one side, in the precision of the retriever's weights.
+    """Return the embeddings of texts of one side, computed in the precision of the retriever's weights.
 
-    `prompt` is put before all texts, or is a list with one for each text. By default it is the prompt of the side.
+    `prompt` is put before all texts, or is a list with a prompt for each text. By default it is the prompt of the side.
     """
     embeddings = np.empty((len(texts), retriever.width), np.float32)
-    before: tuple[int, Pending] | None = None  # the window that the GPU encodes while the next one is launched
+    before: tuple[int, Pending] | None = None  # the window that the GPU encodes while the next window is launched
 
     def tokenize(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
         own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
@@ -61,7 +60,7 @@ def encode_texts(
     starts = range(0, len(texts), WINDOW)
     retriever.announce(content for start in starts for content in tokenize(start)[0])
     with Progress(title, len(texts), "text") as progress, ThreadPoolExecutor(1) as reader:
-        reading = None  # future of the next texts; a few queries need no thread
+        reading = None  # future of the next texts; None at first, because a few queries need no thread
         for start in starts:
             contents, own = tokenize(start) if reading is None else reading.result()
             reading = reader.submit(tokenize, start + WINDOW) if start + WINDOW < len(texts) else None
@@ -78,8 +77,7 @@ def encode_texts(
 def encode_contents(retriever: TextEncoder, contents: Sequence[Any], side: Side) -> Float32[ndarray, "texts width"]:
     """Return the embeddings of contents (`Retriever.contents`), finite or not, in the precision of the weights.
 
-    The retriever is put into evaluation mode. `side` decides the tower and the maximum length of texts.
-    """
+    The retriever is put into evaluation mode. `side` decides the tower and the maximum length of texts."""
     return _start_contents(retriever, contents, side).result()
 
 

@@ -9,11 +9,11 @@ from raytriever.core.options import option
 
 
 def pool_size(value: Any) -> str:
-    """Check the size of an actor pool, `N` or `MIN:MAX`, each at least 1. Raises `ValueError` with the remedy."""
+    """Check the size of an actor pool, `N` or `MIN:MAX`, from 1 to 9,999. Raises `ValueError` with the remedy."""
     fewest, colon, most = str(value).partition(":")
     sizes = [fewest, most if colon else fewest]
     if not all(size.isdecimal() and 1 <= int(size) <= 9_999 for size in sizes) or int(sizes[0]) > int(sizes[1]):
-        raise ValueError("give a number of actors of at least 1, or MIN:MAX")
+        raise ValueError("give N or MIN:MAX actors, from 1 to 9,999, with MIN at most MAX")
     return str(value)
 
 

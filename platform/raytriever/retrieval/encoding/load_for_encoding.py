@@ -1,7 +1,7 @@
 """Loader of retrievers for encoding only: weights in the chosen precision, and faster layers on a CPU.
 
-The linear layers on a CPU add numbers in another order, so the last bits differ. Such a retriever cannot be trained or
-saved. Attention is torch's own."""
+On a CPU, the faster linear layers add numbers in another order, so the last bits differ. Such a retriever cannot be
+trained or saved. Attention is that of torch."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.endpoints.encode_function import open_function
 
-# Types of models whose int8 embeddings we have compared with those in fp32.
+# Types of models whose int8 embeddings have been compared with those in fp32.
 INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
-# Largest integers of states and weights. AVX2 adds the products of two pairs in 16 bits, and they fit: 2 x (127 + 128)
-# x 64 < 2^15. So sums are exact on every processor.
+# Largest integers of states and weights. AVX2 adds the products of two pairs in 16 bits, where they fit, because
+# 2 x (127 + 128) x 64 < 2^15. So sums are exact on every processor.
 LARGEST_STATE, LARGEST_WEIGHT = 127, 64
 
 
 def load_for_encoding(
     config: ModelConfig, precision: str | None, device: torch.device | None = None, weights: bool = True
 ) -> Retriever:
-    """Load a retriever for inference with its weights cast to `precision` once, which is faster than at every call.
+    """Load a retriever for inference. Its weights are cast to `precision` once, which is faster than in every call.
 
     On a CPU its layers can no longer be trained or saved.
 
     Args:
         config: settings that name the model, or a checkpoint of a run, and say how it reads texts.
-        precision: `fp32`, `bf16` or `int8`; None for the faster of `fp32` and `bf16` on the device.
+        precision: `fp32`, `bf16` or `int8`. None means the faster of `fp32` and `bf16` on the device.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
         weights: whether to read the weights; without them the retriever only describes the model and tokenizes.
 
     Raises:
-        ModelError, ConfigError: see `load_retriever`; or the model or the device does not compute in `precision`.
+        ModelError, ConfigError: see `load_retriever`. Also if the model or the device does not support `precision`.
     """
     device = device or default_device()
     precision = choose_precision(precision, device)
@@ -123,7 +123,7 @@ def _replace_linear(module: nn.Module, kind: Callable[[nn.Linear], nn.Module]) -
 class PackedLinear(nn.Module):
     """Linear layer whose weight is packed once, into the layout of oneDNN.
 
-    On AMD processors with AVX2, oneDNN multiplies fp32 2.2 times as fast as MKL, which torch uses by default.
+    On AMD processors with AVX2, oneDNN multiplies fp32 matrices 2.2 times as fast as MKL, torch's default library.
 
     Attributes:
         weight: packed weight, under this name because models such as T5 read its dtype.
@@ -144,9 +144,8 @@ class Int8Linear(nn.Module):
     """Linear layer with an exact product of 8-bit integers.
 
     Weights are quantized once, one scale for each output. States are quantized at every call, one scale for each token
-    (LLM.int8(), Dettmers et al., 2022, arXiv:2208.07339, section 2.1, without its outliers in 16 bits). So the result
-    of a token does not depend on the other tokens of the batch. A NaN in a weight or a state shows in the results.
-    """
+    (LLM.int8(), Dettmers et al., 2022, arXiv:2208.07339, section 2.1, without its 16-bit outliers). So the result of a
+    token does not depend on the other tokens of the batch. A NaN in a weight or a state makes results NaN."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Encoder of the shards of a store. A pipeline reads or makes the tokens, encodes them, and writes the embeddings.
 
-Prepared tokens are used if this tokenizer and prompt made them; otherwise the texts are tokenized. If `TRIES` processes
-die over one shard, the job ends with an error that names its rows."""
+Prepared tokens are used if they were made with this tokenizer and prompt; otherwise the texts are tokenized. If `TRIES`
+processes die while they encode one shard, the job ends with an error that names the rows of the shard."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ class SideTexts:
     def read(self, retriever: TextEncoder, rows: Sequence[int]) -> tuple[Sequence[Any], str | list[str]]:
         """Return the contents of some rows and their prompt: one for all, or one for each row.
 
-        Tokens of the data set are used if the tokenizer and the prompts of this retriever made them. Every call must
-        pass the same retriever, because this is checked only once.
-        """
+        Tokens of the data set are used if they were made with the tokenizer and the prompts of this retriever. Every
+        call must pass the same retriever, because this is checked only once."""
         prompts = self._prompts or retriever.prompts_of(self.name)
         texts, own = self._prompted(rows, prompts[self.side])
         if self._tokens is None or retriever.tokenizer is None:
@@ -80,26 +79,18 @@ class SideTexts:
 
 @dataclass
 class ShardEncoder:
-    """Encoder of shards. It is sent to worker processes, which then load the encoder and open the data set.
-
-    Args:
-        load: function that loads the encoder onto the device of the calling process.
-        dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
-        on_progress: function that gets the number of encoded texts after each batch.
-        prompts: prompts of the data set; by default its name chooses them.
-        earlier: embeddings to copy, if there are any.
-    """
+    """Encoder of shards. It is sent to worker processes, which then load the encoder and open the data set."""
 
     writer: StoreWriter
-    load: Callable[[], TextEncoder]
-    dataset_path: str
-    on_progress: Callable[[int], None] | None = None
-    prompts: Prompts | None = None
-    earlier: EarlierEmbeddings | None = None
+    load: Callable[[], TextEncoder]  # function that loads the encoder onto the device of the calling process
+    dataset_path: str  # path or name under which any process opens the data set; see `RetrievalDataset`
+    on_progress: Callable[[int], None] | None = None  # function that gets the number of encoded texts after each batch
+    prompts: Prompts | None = None  # prompts of the data set; by default its name chooses them
+    earlier: EarlierEmbeddings | None = None  # embeddings to copy, if there are any
 
     @cached_property
     def retriever(self) -> TextEncoder:
-        """Encoder, loaded on first use: then the attempt is already counted, in case loading kills the process."""
+        """Encoder. It is loaded on first use, after the attempt was counted, because loading may kill the process."""
         return self.load()
 
     @cached_property
@@ -114,8 +105,7 @@ class ShardEncoder:
     def encode(self, numbers: Sequence[int]) -> Iterator[int]:
         """Encode shards, and yield the number of each one as soon as it is committed.
 
-        While one shard is encoded, one thread reads the next shard and another writes the previous ones.
-        """
+        While one shard is encoded, one thread reads the next shard and another writes the previous ones."""
         with (
             Attempts(self.writer.work) as attempts,
             ThreadPoolExecutor(1) as reader,
@@ -145,7 +135,7 @@ class ShardEncoder:
                 yield committed()
 
     def _read(self, number: int) -> _ShardTexts | None:
-        """Return the texts of a shard. None means that a process had committed it, but died before reporting it."""
+        """Return the texts of a shard; None if it is committed already, by a process that died before reporting it."""
         if self.writer.is_whole(number):
             return None
         shard_rows = self.writer.plan.rows_of(number)
@@ -188,28 +178,21 @@ class ShardEncoder:
         raise ModelError(
             f"{deaths} processes died while they loaded the model or encoded these texts",
             f"{self.writer.plan.dataset} ({self.writer.plan.side}), rows {rows.start + 1:,} to {rows.stop:,}",
-            f"free memory, lower {setting('batch_tokens')}, or remove the text that is at fault; then run the same "
-            "command again",
+            f"free memory, lower {setting('batch_tokens')}, or remove the text that causes the failure; then run the "
+            "same command again",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ShardTexts:
-    """Texts of a shard, ready to be encoded.
-
-    Args:
-        rows: positions of the texts to encode, ascending.
-        copied: the other rows of the shard, copied from earlier stores.
-        inputs: texts with special tokens; see `Retriever`.
-        batches: texts of each batch, as indices into `rows`.
-    """
+    """Texts of a shard, ready to be encoded."""
 
     number: int
-    rows: Sequence[int]
+    rows: Sequence[int]  # positions of the texts to encode, ascending
     keys: Keys
-    copied: StoredRows | None
-    inputs: Sequence[Any] = ()
-    batches: Sequence[Sequence[int]] = ()
+    copied: StoredRows | None  # rows whose embeddings are copied from earlier stores
+    inputs: Sequence[Any] = ()  # texts with special tokens; see `Retriever`
+    batches: Sequence[Sequence[int]] = ()  # texts of each batch, as indices into `rows`
     prompt: str | list[str] = ""
     budget: int = 0
 

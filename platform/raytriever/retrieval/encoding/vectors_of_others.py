@@ -1,14 +1,13 @@
 """Embeddings from another program: a folder with the vectors of passages and queries, and their ids.
 
     passages.parquet              columns `id` and `embedding`, a list of floats
-    passages.npy                  array [passages, width] of float16, float32 or float64, and in
-    passages.ids.txt              the id of each row, one on a line
+    passages.npy                  array [passages, width] of float16, float32 or float64
+    passages.ids.txt              the ids of the rows of passages.npy, one on a line
     passages.jsonl, .jsonl.gz     rows {"id": ..., "embedding": [...]}
 
 Files of the queries are called `queries` and have any of these formats. One side may have several files, such as
 `passages-0.npy` and `passages-1.npy`, which are read in the order of their names. Arrays are memory-mapped block by
-block. Files of the other formats are converted once to an array in the cache.
-"""
+block. Files of the other formats are converted once to an array in the cache."""
 
 from __future__ import annotations
 
@@ -67,15 +66,10 @@ class _MappedArray:
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """Vectors of one side of a data set, in files.
+    """Vectors of one side of a data set, in files."""
 
-    Args:
-        name: folder and side, for errors.
-        ids: ids of the vectors, as an Arrow array of distinct strings.
-    """
-
-    name: str
-    ids: Any
+    name: str  # folder and side, for errors
+    ids: Any  # ids of the vectors, as an Arrow array of distinct strings
     arrays: Sequence[_MappedArray]
 
     def __len__(self) -> int:
@@ -142,7 +136,7 @@ def open_vectors(folder: str, side: str) -> StoredVectors:
         raise DataError(what, folder, "give a folder with the vectors of passages and of queries, and their ids")
     if len({form for form, _ in files}) > 1:
         names = " and ".join(file.name for _, file in files[:2])
-        raise DataError(f"has {side} of two forms, {names}", folder, "remove one of them")
+        raise DataError(f"has {side} in two formats, {names}", folder, "remove the files of one format")
     with activity(f"reading the vectors of {side}"):
         opened = [_open_array(file) if form == ".npy" else _open_converted(form, file) for form, file in files]
     ids = pa.chunked_array([one for one, _ in opened], pa.string()).combine_chunks()
@@ -258,10 +252,10 @@ def _json_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
             row = object_of(line)
             vector = np.asarray(row["embedding"], np.float64)
             if vector.ndim != 1:
-                raise BadRow("'embedding' is no list of numbers")
+                raise BadRow("'embedding' is not a list of numbers")
             names.append(row["id"])
         except (BadRow, KeyError, ValueError, TypeError) as error:
-            what = str(error) if isinstance(error, BadRow) else 'is no row {"id": ..., "embedding": [...]}'
+            what = str(error) if isinstance(error, BadRow) else 'is not a row {"id": ..., "embedding": [...]}'
             raise DataError(what, f"{file}:{number}", _REMEDY) from error
         vectors.append(vector)
         if len(names) == _ROWS:

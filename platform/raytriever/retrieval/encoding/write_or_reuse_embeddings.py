@@ -1,13 +1,13 @@
 """Writer of an embedding store. It finds the missing shards, writes them, and commits the store at the end.
 
 A shard depends only on the plan and its number, so every process writes the same bytes, and a finished shard is never
-encoded again. It is finished when its report is written, `work/000000.json` with the digests of its files. A shard
-whose bytes differ from them is missing.
+encoded again. It is finished when its report is written, such as `work/000000.json`, with the digests of its files. If
+its bytes have other digests, it must be encoded again.
 
-If the directory has the embeddings of an earlier version of the data set, it holds both until the new store is
-finished. Their folders are named after their keys.
+If the directory has the embeddings of an earlier version of the data set, it keeps them until the new store is
+finished. The folders of both versions are named after their keys.
 
-If an earlier store has the embedding of a text, it is copied. Each row has a key, the hash of the text with its prompt.
+Embeddings that an earlier store has are copied. Each row has a key, the hash of the text with its prompt.
 `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. So in a store of the same encoder,
 the same key means the same embedding, and only the other texts are encoded. Earlier stores are those in the cache,
 finished or not, and those that `encode` wrote elsewhere (`store.cache`). Damaged shards are ignored. If a store is
@@ -55,11 +55,11 @@ from raytriever.retrieval.encoding.embedding_store import (
 
 EMBEDDINGS = "embeddings"  # collection of the cache
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
-_DURABLE_FROM = 64 << 20  # from this size in bytes on, a store in the cache is synced to disk
+_DURABLE_FROM = 64 << 20  # a store in the cache is synced to disk if it has at least this many bytes
 
 
 def shard_rows(rows: int) -> int:
-    """Return the number of rows of a shard. It gives at most a few hundred shards, each within size limits."""
+    """Return the number of rows of a shard. A store then has at most a few hundred shards, within size limits."""
     return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
 
 
@@ -81,13 +81,13 @@ class StoreWriter:
         return self.folder / WORK
 
     def check(self) -> None:
-        """Raise `StorageError` if the directory holds anything but embeddings of versions of the data set."""
+        """Raise `StorageError` if the directory holds anything but embeddings of this data set, in any version."""
         if not self.has_own_content():
             remedy = f"give another {setting('output')}, or remove it"
             raise StorageError("does not hold these embeddings", str(self.path), remedy)
 
     def has_own_content(self) -> bool:
-        """Return True if the directory is empty, or holds embeddings of a version of the data set by this encoder."""
+        """Return True if the directory is empty, or holds this encoder's embeddings of any version of the data set."""
         own = (self.plan.encoder, self.plan.dataset)
         plans = [plan for plan, _ in stored_files(self.path)]
         return not has_content(self.path) or any((plan.encoder, plan.dataset) == own for plan in plans)
@@ -174,22 +174,18 @@ class StoreWriter:
 
     @property
     def _is_durable(self) -> bool:
-        """True if files are synced to disk. A small store in the cache is not: it takes minutes to compute again."""
+        """True if files are synced to disk. A small store in the cache is not: it can be made again in minutes."""
         return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
 
 
 @dataclass(frozen=True)
 class EarlierEmbeddings:
-    """Locations in earlier stores of the embeddings of a new store. It is sent to the processes that encode.
-
-    Args:
-        sources: index of an earlier shard and the row in it, for each row; -1 for a text without an earlier embedding.
-        shards: paths of the earlier shards.
-    """
+    """Locations, in earlier stores, of embeddings for a new store. It is sent to the processes that encode."""
 
     plan: EmbeddingPlan
+    # Index of an earlier shard and the row in it, for each row; -1 for a text without an earlier embedding.
     sources: Int32[ndarray, "rows 2"]
-    shards: Sequence[Path]
+    shards: Sequence[Path]  # paths of the earlier shards
 
     def count(self, number: int) -> int:
         """Return the number of rows of a shard that earlier stores have."""
@@ -228,7 +224,7 @@ def find_earlier(
     plan = writer.plan
     keys = np.concatenate([keys_of_rows(plan.rows_of(number)) for number in missing])
     index = KeyIndex(keys)
-    first = index.first()  # equal texts have one embedding
+    first = index.first()  # equal texts have equal embeddings, so the first row with a text is enough
     found, shards = np.full((len(keys), 2), -1, np.int32), list[Path]()
     for store, shard, files in earlier:
         with suppress(OSError, StorageError):  # the store is damaged, or was just removed
@@ -250,10 +246,10 @@ def find_earlier(
 
 
 def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
-    """Yield the finished shards of other stores of the same encoder, newest store first. A store of the same texts in
-    another directory is one of them.
+    """Yield the finished shards of other stores of the same encoder, the newest store first. These include stores of
+    the same texts in other directories.
 
-    Each is the directory of the store, the path of the shard, and its files."""
+    Yield the directory of the store, the path of the shard, and the files of the shard."""
     times: dict[str, float] = {}
     for path in (writer.path, *(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()):
         with suppress(OSError):

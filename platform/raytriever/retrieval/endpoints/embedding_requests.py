@@ -18,7 +18,7 @@ from raytriever.retrieval.endpoints.openai_client import ServiceError, Temporary
 
 @dataclass(frozen=True)
 class Vectors:
-    """Embeddings of the texts of a request, and their number of tokens; None if the service does not report it."""
+    """Embeddings of the texts of a request, and the number of tokens (None if the service does not report it)."""
 
     values: Float32[ndarray, "texts width"]
     tokens: int | None
@@ -61,7 +61,7 @@ def _vector(value: Any) -> Float32[ndarray, " width"]:
 
 
 class EmbeddingDialect:
-    """Parameters that a service accepts; see `openai_client.Dialect`. Some services do not support base64."""
+    """Form of the requests that a service accepts; see `openai_client.Dialect`. Some services do not support base64."""
 
     def __init__(self, model: str, dimensions: int | None) -> None:
         self.version = 0
@@ -74,7 +74,7 @@ class EmbeddingDialect:
         return {**self._base, "input": [text or " " for text in texts]}
 
     def adapt(self, sent: int, message: str) -> bool:
-        """Stop requesting base64 if an error names the parameter."""
+        """Stop requesting base64 if an error message names the parameter; see `openai_client.Dialect`."""
         if sent == self.version and ("encoding_format" not in message or "encoding_format" not in self._base):
             return False
         if sent == self.version:

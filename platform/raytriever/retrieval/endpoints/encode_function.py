@@ -1,7 +1,6 @@
 """`TextEncoder` for a user's function of texts and their side, or for a sentence-transformers model.
 
-A function is registered under a name as long as its encoder lives, so that it works wherever a model is named.
-"""
+A function is registered under a name as long as its encoder lives, so that it works wherever a model is named."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _encoders: weakref.WeakValueDictionary[str, FunctionEncoder] = weakref.WeakValue
 
 
 class OutsideEncoder:
-    """Encoder whose weights this process does not have. Its contents are texts, and it limits prompts itself."""
+    """Encoder whose weights this process does not have. Its contents are plain texts, and it accepts any prompt."""
 
     tokenizer = None
     is_local = is_int8 = False
@@ -75,7 +74,7 @@ class FunctionEncoder(OutsideEncoder):
         return hashlib.sha256(f"{self._digest} {side}".encode()).hexdigest()
 
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
-        """Return the texts, after the prompts of those queries that have their own."""
+        """Return the texts. Queries that have their own prompts are put after these."""
         prompts = [prompt or ""] * len(texts) if prompt is None or isinstance(prompt, str) else prompt
         return [one + text for one, text in zip(prompts, texts, strict=True)]
 
@@ -111,7 +110,7 @@ class FunctionEncoder(OutsideEncoder):
             what = f"returns {array.dtype} {list(array.shape)} for {len(texts):,} texts"
             raise ConfigError(what, self._title, "return numbers, an array [texts, components]")
         if self.width and array.shape[1] != self.width:
-            what = f"returns {array.shape[1]:,} components, and returned {self.width:,} before"
+            what = f"returns {array.shape[1]:,} components, but returned {self.width:,} before"
             raise ConfigError(what, self._title, "return one width for all texts")
         if not np.isfinite(array).all():
             bad = int(np.flatnonzero(~np.isfinite(array).all(1))[0])

@@ -58,7 +58,7 @@ class ServiceConfig:
         return self.price_in, 0.0
 
 
-# Settings of the service that do not decide an embedding.
+# Settings of a service that do not affect an embedding.
 _PACE = tuple(field.name for field in fields(ServiceConfig) if field.name != "base_url")
 # Settings of `ModelConfig` that apply to an endpoint.
 _READING = ("model", "similarity", "query_prompt", "passage_prompt", "dataset_prompts", "truncate_dim")
@@ -71,13 +71,13 @@ class EncoderConfig(ServiceConfig, ModelConfig):
     """Settings of an encoder for inference: a model, or the endpoint `openai:NAME`."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide an embedding."""
+        """Return the settings that affect an embedding."""
         service = () if self.model.startswith(OPENAI) else ("base_url",)
         return {name: value for name, value in asdict(self).items() if name not in (*_PACE, *service)}
 
 
 def endpoint_needs(name: str = "model") -> dict[str, tuple[Need, ...]]:
-    """Return what the settings of a service need to have an effect, for a command whose models are in `name`."""
+    """Return the conditions under which the settings of a service have an effect; the setting `name` has the models."""
     return {field.name: (Need(name, OPENAI),) for field in fields(ServiceConfig)}
 
 
@@ -118,10 +118,10 @@ def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> st
     if not key:
         if config.key_variable != ServiceConfig().key_variable:
             what = "names an environment variable that is not set"
-            raise ConfigError(what, setting("key_variable"), "export it, or name another")
+            raise ConfigError(what, setting("key_variable"), "export the variable, or name another one")
         return None
     if not key.isascii() or not key.isprintable() or " " in key:
-        what = "names a variable with a character that is invalid in a key"
+        what = "names a variable whose value is not a valid key"
         raise ConfigError(what, setting("key_variable"), "set it to the key alone")
     address = urlsplit(config.base)
     if address.scheme == "http" and address.hostname not in LOCAL:

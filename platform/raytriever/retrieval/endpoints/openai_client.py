@@ -1,13 +1,12 @@
 """Client of a service with OpenAI's API: requests, rate limit, retries and errors.
 
 - Temporary failures are retried: refused or dropped connections, timeouts, 408, 409, 425, 429, 5xx, and a body that is
-  not a response. The pause is random with an exponentially growing bound (full jitter), and at least Retry-After.
-- A refused key, an unknown model or used-up credit raises `ServiceError`, which ends the job.
+  not a response. Pauses are random with an exponentially growing bound (full jitter), and at least Retry-After long.
+- A rejected key, an unknown model or exhausted credit raises `ServiceError`, which ends the job.
 - A single rejected request (too long, filtered) raises `RequestRefused`.
-- A `Dialect` leaves out a parameter once the service has rejected it by name.
+- A `Dialect` leaves out a parameter after the service has rejected it by name.
 
-The key comes from the environment, goes into one header, and is removed from all text quoted from the service.
-"""
+The key comes from the environment and is sent in one header. It is removed from all text quoted from the service."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ FIRST_BOUND = 0.5  # bound of the first pause in seconds
 LONGEST_ASKED = 600.0  # seconds; the job stops if a service asks for a longer pause
 _LARGEST = 64 << 20  # bytes of a response
 _TEMPORARY_STATUSES = {408, 409, 425, 429}
-_SPARE_CONNECTIONS = 4  # idle connections to keep; each may be closed by the service, which costs a retry
+_SPARE_CONNECTIONS = 4  # idle connections to keep; if the service has closed one, its next request is retried
 
 
 class ServiceError(UserError):
@@ -91,15 +90,14 @@ class RequestRefused(Exception):
 
 
 class Dialect(Protocol):
-    """Parameters that a service is known to accept."""
+    """Form of the requests that a service accepts, learned from its errors."""
 
     version: int
 
     def adapt(self, sent: int, message: str) -> bool:
         """Drop the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request, because parallel requests may fail for the same reason.
-        """
+        `sent` is the `version` of the rejected request; if it is old, the parameter may be dropped already."""
 
 
 class Client:
@@ -136,7 +134,7 @@ class Client:
         await self._session.close()
 
     async def check(self) -> None:
-        """Request the list of models, so that a wrong address, key or model name shows before any slow step.
+        """Request the list of models, so that a wrong address, key or model name is found before any slow step.
 
         Raise `ServiceError` if the service cannot be reached, rejects the key, or does not list the model."""
         try:
@@ -200,7 +198,7 @@ class Client:
 
     async def _pause(self, seconds: float) -> None:
         if seconds > 0:
-            with suppress(TimeoutError):  # the usual end; `stop` ends the pause early
+            with suppress(TimeoutError):  # a pause usually ends by this timeout; `stop` ends it early
                 await asyncio.wait_for(self.stop.wait(), seconds)
 
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes, float]:
@@ -239,12 +237,12 @@ class Client:
             return TemporaryFailure(f"status {status}", wait)
         if status == 404 and (self._model in message or "model" in message.lower()):
             what = f"the service has no model {self._model!r} ({message})"
-            return ServiceError(what, self._named_by, "give a model that it lists")
+            return ServiceError(what, self._named_by, "give a model that the service lists")
         if status in (404, 405):
             what = f"nothing answers at {config.base}{self._path} ({status})"
-            return ServiceError(what, setting("base_url"), "the address often ends in /v1")
+            return ServiceError(what, setting("base_url"), "correct the address, which often ends in /v1")
         if 300 <= status < 400:
-            return ServiceError(f"redirects requests ({status})", config.base, "give the address of the redirect")
+            return ServiceError(f"redirects requests ({status})", config.base, "give the address to which it redirects")
         return RequestRefused(f"status {status}: {message}")
 
     def _key_refused(self, status: int, body: bytes) -> ServiceError:

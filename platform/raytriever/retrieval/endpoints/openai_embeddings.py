@@ -1,8 +1,8 @@
 """Encoder `openai:NAME`: embeddings from a service with OpenAI's `/embeddings`. Each text is paid for only once.
 
 Each text with its prompt is first looked up among the embeddings that any earlier command paid for (`paid_embeddings`).
-The others are sent in parallel batches, limited by count and tokens. An answer is on disk before it is used. A batch
-that the service rejects is halved. A single text that is too long for the model is cut until it fits.
+The other texts are sent in parallel batches with limited numbers of texts and tokens. A response is on disk before it
+is used. A batch that the service rejects is halved. A single text that is too long for the model is cut until it fits.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spendin
 
 # Largest batch. Services accept up to 2,048 texts, but a killed command loses all requests in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192
-_PROBE = "width"  # text of the first request, which reveals the width and any error in the settings
-_FEW_BYTES = 2_000  # with fewer bytes of text, the estimate of bytes per token is too uncertain
+_PROBE = "width"  # text of the first request; its response shows the width, or an error in the settings
+_FEW_BYTES = 2_000  # below this number of bytes of text, the estimate of bytes per token is too uncertain
 _UNIT = 1e-3  # largest difference from length 1 of a unit vector
 _TOO_LONG = re.compile(r"too (long|large|many)|length|token|context|exceed|\b413\b", re.IGNORECASE)
 _CUT = 0.75  # share of a text that is kept when it is too long
@@ -107,7 +107,7 @@ class Endpoint(OutsideEncoder):
     def summary(self) -> str:
         """Return the service, the width, the length and the similarity in one line."""
         length = self._about["length"]
-        unit = "of length 1" if abs(length - 1) < _UNIT else f"not of length 1 (the first: {length:.4g})"
+        unit = "of length 1" if abs(length - 1) < _UNIT else f"not of length 1 (first vector: {length:.4g})"
         return f"at {self._config.base}, {self.width:,} components, {unit}, {self.description.similarity}"
 
     def digest(self, config: ModelConfig, side: Side) -> str:
@@ -124,8 +124,7 @@ class Endpoint(OutsideEncoder):
     def announce(self, contents: Iterable[str]) -> None:
         """Report texts, tokens and cost of contents that are not paid yet, if they are more than one batch.
 
-        The budget includes the texts that are already paid, so repeating a command does not double it.
-        """
+        The budget includes the texts that are already paid, so repeating a command does not double it."""
         new, size, known = 0, 0, 0
         texts = iter(contents)
         while block := list(islice(texts, 4_096)):
@@ -146,7 +145,7 @@ class Endpoint(OutsideEncoder):
         return MOST_TOKENS
 
     def batches(self, inputs: Sequence[str], budget: int) -> list[list[int]]:
-        """Return the texts of each request, the longest first: texts of similar length suit a service that pads."""
+        """Return the texts of each request, the longest first. Texts of similar length suit a service that pads."""
         sizes = [len(text.encode()) for text in inputs]
         batches: list[list[int]] = []
         tokens = 0
@@ -190,8 +189,8 @@ class Endpoint(OutsideEncoder):
         except BudgetReached as error:
             flag = "budget" if self._config.budget_tokens is None else "budget_tokens"
             spent = self._spent.cost(self._config) if flag == "budget" else self._spent.read
-            what = f"{spent:,.4g} of {getattr(self._config, flag):,} are used, and the next request may need more"
-            remedy = "raise it, and run the same command again; what is paid is kept"
+            what = f"{spent:,.4g} of {getattr(self._config, flag):,} are used, and the next request may exceed the rest"
+            remedy = "raise it, and run the same command again; paid embeddings are kept"
             raise ConfigError(what, setting(flag), remedy) from error
         embeddings, is_paid, _ = self._paid.find(keys)
         if not is_paid.all():
@@ -241,7 +240,7 @@ class Endpoint(OutsideEncoder):
         self._paid.begin({"base_url": self._config.base, "model": self._name, "width": width, "length": length})
         self._paid.put([key_of(_PROBE)], vectors.values, [vectors.tokens or 1], [len(_PROBE)])
         if abs(length - 1) >= _UNIT and self._config.similarity is None:
-            scaled = f"they are scaled to 1, unless {setting('similarity')} is dot"
+            scaled = f"they are scaled to length 1, unless {setting('similarity')} is dot"
             warn(f"{self._config.model}: embeddings have other lengths than 1 (the first: {length:.4g}); {scaled}")
 
     async def _ask(self, batches: Sequence[dict[bytes, str]], done: Callable[[int], None]) -> None:
@@ -257,7 +256,7 @@ class Endpoint(OutsideEncoder):
                     check_interrupted()
                     await self._pay(session, batch, done)
                 except KeyboardInterrupt:
-                    session.failure = ServiceError("is asked no further, because the command was interrupted")
+                    session.failure = ServiceError("gets no further request, because the command was interrupted")
                 except Exception as error:  # raised below, when the requests in flight are answered and stored
                     session.failure = error
                 if session.failure is not None:
@@ -296,10 +295,10 @@ class Endpoint(OutsideEncoder):
     def _shorter(self, text: str, refusal: RequestRefused) -> str:
         """Cut a text that is too long for the model and return its beginning. Only the first such text is reported."""
         if not _TOO_LONG.search(str(refusal)) or len(text) < 2:
-            remedy = "remove or change the text; what is paid is kept"
+            remedy = "remove or change the text; paid embeddings are kept"
             raise ServiceError(f"rejects the text {text[:60]!r} ({refusal})", self._config.base, remedy)
         if not self._cut:
-            warn(f"{self._config.model}: {text[:60]!r} is longer than the model reads; such texts are cut ({refusal})")
+            warn(f"{self._config.model}: {text[:60]!r} is too long for the model; such texts are cut ({refusal})")
         self._cut += 1
         return text[: max(1, int(len(text) * _CUT))]
 
@@ -316,8 +315,8 @@ class Endpoint(OutsideEncoder):
             what = f"answers with {width:,} components, not {wanted:,}"
             raise ServiceError(what, base, f"leave {setting('truncate_dim')} out: the model has no such width")
         if about is not None and width != about["width"]:
-            what = f"answers with {width:,} components, and had {about['width']:,} before"
-            remedy = f"is it another model now? Then remove {self._paid.folder}"
+            what = f"answers with {width:,} components, but answered with {about['width']:,} before"
+            remedy = f"if it has another model now, remove {self._paid.folder}"
             raise ServiceError(what, base, remedy)
         return vectors
 
@@ -330,7 +329,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _PendingAnswers:
-    """Embeddings of texts, some of which are still requested; see `inference.Pending`."""
+    """Embeddings of texts, some of which the service has not returned yet; see `inference.Pending`."""
 
     def __init__(self, endpoint: Endpoint, keys: Sequence[bytes], answers: Future[None] | None) -> None:
         self._endpoint, self._keys, self._answers = endpoint, keys, answers

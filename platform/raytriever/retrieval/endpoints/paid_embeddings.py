@@ -1,8 +1,7 @@
-"""Store of paid embeddings: an SQLite database of the texts of one model of one service. Rows are never removed.
+"""Store of paid embeddings: an SQLite database with the embeddings of one model of one service. Rows are never removed.
 
-A row is found by the hash of its text. It is on disk before its embedding is used, so a kill loses only the requests in
-flight. Several processes may add rows.
-"""
+A row is found by the hash of its text. It is on disk before its embedding is used, so if the process is killed, only
+the requests in flight are lost. Several processes may add rows."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from raytriever.core.store.commit import write_atomically
 _ABOUT, _TEXTS = "about.json", "texts.sqlite"
 _COLUMNS = "key BLOB PRIMARY KEY, tokens INTEGER, bytes INTEGER, embedding BLOB"
 _SECONDS = 120.0  # longest wait for another process that adds rows
-_REMEDY = "remove the folder: its texts are encoded again"
+_REMEDY = "remove the folder; its texts are then paid again"
 
 
 class PaidModel(TypedDict):

@@ -1,9 +1,8 @@
 """Costs of a job: tokens, prices, and a budget that no request may exceed.
 
-The largest possible cost of a request is reserved before it is sent. The actual cost replaces it when the answer
-arrives. So requests in flight exceed the budget at most by the difference between estimated and counted tokens. The
-budget belongs to the job and includes earlier runs of the same job, so repeating the command does not double it.
-"""
+Before a request is sent, its largest possible cost is reserved. When the response arrives, the actual cost replaces the
+reserved one. So the budget is exceeded at most by the difference between estimated and counted tokens. It includes
+earlier runs of the same job, so repeating the command does not double it."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ class TokenEstimator:
 
 @dataclass
 class Spending:
-    """Spent costs, including earlier runs of the job, and reserved costs, within the budget of the settings."""
+    """Spent and reserved costs within the budget of the settings. Spent costs include earlier runs of the job."""
 
     config: ServiceConfig
     spent: TokenCounts = field(default_factory=TokenCounts)

@@ -4,18 +4,18 @@ Equal scores are ordered by descending document id, as in trec_eval, so a run fi
 Scores are those of `index.pair_scores`, so the result has the same bytes for any blocks in any order, any number of
 threads and any device. The search goes through the blocks, with as many queries as the memory allows:
 
-1. A matrix product gives quick scores in float32. Each query keeps the documents with the highest quick scores, a few
-    more than k.
-2. At least k documents score no less than the k-th highest quick score minus its error. A document whose quick score
-   plus its error is below that, or below the k-th score of the earlier blocks, is excluded.
-3. The others are scored exactly and merged into the ranking. If not even the last kept document is excluded, others may
-    be missing. Then the query is searched again with four times as many documents.
-4. If a quarter of the block is kept, one product in float64 scores all of it, which takes less time.
+1. A matrix product in float32 gives inexact scores, called quick scores. Each query keeps the documents with the
+    highest quick scores, a few more than k.
+2. At least k documents score no less than the k-th highest quick score minus its error. A document is excluded
+   if its quick score plus its error is below this bound, or below the k-th exact score of the earlier blocks.
+3. The other kept documents are scored exactly and merged into the ranking. If the last kept document is not excluded,
+    some documents may be missing. Then the query is searched again with four times as many documents.
+4. If a quarter of the block is kept, one product in float64 scores the whole block, which takes less time.
 
-The error of a quick score is at most g |q| |d| + t, g = m u / (1 - m u), u = 2^-22, m = n + 16, in any order of
-summation (Higham, Accuracy and Stability, section 3.1). This u is four times the unit roundoff of float32, because a
-GPU may truncate. t covers numbers below 2^-126, which may become 0. If norms exceed 2^60, float32 might overflow, so
-the whole block is scored exactly."""
+For a query q and a document d of n components, the error of a quick score is at most g |q| |d| + t, in any order of
+summation (Higham, Accuracy and Stability, section 3.1). Here g = m u / (1 - m u), u = 2^-22 and m = n + 16. This u is
+four times the unit roundoff of float32, because a GPU may truncate. t covers numbers below 2^-126, which may become 0.
+If norms exceed 2^60, float32 might overflow, so the whole block is scored exactly."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from raytriever.retrieval.index.pair_scores import (
 )
 from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, scores_of
 
-# Bytes of a block's embeddings, and of a tile's scores or float64 embeddings on a CPU and on a GPU.
+# Bytes of a block's embeddings; bytes of a tile (its scores or its float64 embeddings) on a CPU and on a GPU.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
-# Bytes of the quick scores of all CPU threads. A product repacks a whole block, so it should have many queries.
+# Bytes of the quick scores of all CPU threads. A matrix product repacks a whole block, so it should have many queries.
 SCORE_BYTES = 2**27
 # Blocks with fewer rows are joined.
 FEWEST_ROWS = 32_768
-# Documents kept in addition to k, growth at a new search, and inverse of the share from which all of a block is scored.
+# Documents kept in addition to k; growth factor of a new search; inverse share of documents to score a whole block.
 MORE, _GROWTH, _WHOLE = 32, 4, 4
-# Shares of a GPU's free memory: for documents that stay there, and for a tile.
+# Shares of a GPU's free memory: for documents that stay in it, and for a tile.
 DOCUMENT_SHARE, TILE_SHARE = 0.6, 0.06
 # Smallest number of queries for one thread.
 FEWEST_QUERIES = 8
@@ -176,7 +176,7 @@ def _smallest(keys: Int64[Tensor, "queries _"], k: int) -> Int64[Tensor, "querie
 def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], device: torch.device) -> None:
     """Search for all queries. On a CPU, each thread searches alone for some of them.
 
-    If each operation of torch used several threads, all would wait for the slowest one after every operation."""
+    If each operation of torch used several threads, they would wait for the slowest thread after every operation."""
     threads = torch.get_num_threads()
     parts = min(2 * threads, len(rows) // FEWEST_QUERIES) if threads > 1 and device.type == "cpu" else 1
     if parts < 2:
@@ -184,7 +184,7 @@ def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], 
         return
 
     def alone(some: Tensor) -> None:
-        torch.set_num_threads(1)  # setting of this thread, and of threads that start while it is set
+        torch.set_num_threads(1)  # applies to this thread, and to all threads that start until it is reset
         search(some)
 
     try:
@@ -280,7 +280,7 @@ class Corpus:
         self._documents = len(order.ranks) if documents is None else documents
         self._resident: list[DocumentBlock] = []
         self._stays: bool | None = None  # whether documents stay on the GPU; None before the first search
-        self._largest: dict[int, float] = {}  # upper bound of the norms of each block, for when it is read again
+        self._largest: dict[int, float] = {}  # upper bound of the norms in each block, stored for later searches
 
     def top_k(
         self, queries: Float32[ndarray, "queries width"], k: int

@@ -1,10 +1,10 @@
 """Scores of query-document pairs: the exact dot product, rounded to float64 and then to float32.
 
 The product of two float32 numbers is exact in float64, but a sum of products depends on the order of its additions. In
-any order its error is at most (n + 2) 2^-53 |q| |d| for vectors of n components (Higham, Accuracy and Stability,
-section 3.1). If a sum rounds to the same float32 number with and without this error, the order does not matter. The
-others, about two of 100,000, are summed exactly. So a score has the same bits in every block, shard, thread, device and
-library."""
+any order its error is at most (n + 2) 2^-53 |q| |d| for vectors q and d of n components (Higham, Accuracy and
+Stability, section 3.1). If a sum plus or minus this error rounds to the same float32 number, the order does not matter.
+The other sums, about two of 100,000, are computed exactly. So a score has the same bits in every block, shard, thread,
+device and library."""
 
 from __future__ import annotations
 
@@ -53,8 +53,7 @@ def as_float32(vectors: ndarray) -> Float32[ndarray, "rows width"]:
 def norms(vectors: Float32[Tensor, "rows width"]) -> Float64[Tensor, " rows"]:
     """Return upper bounds of the norms. If a vector is not finite, neither is its bound.
 
-    They cover the error of a sum of squares in float32: less than 1 %, and numbers below 2^-63.
-    """
+    The bounds cover the error of a sum of squares in float32: less than 1 %, and components below 2^-63."""
     quick = torch.linalg.vector_norm(vectors, dim=1).double() * 1.01 + 2.0**-50
     return quick if bool(quick.isfinite().all()) else torch.linalg.vector_norm(vectors.double(), dim=1) * 1.01
 
@@ -126,12 +125,12 @@ def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, position
             raise ModelError(what, remedy=remedy)
 
 
-# OpenMP's threads do not survive a fork, so FAISS and torch would hang in the forked process.
+# A forked process does not have OpenMP's threads, so FAISS and torch would hang in it.
 _has_searched = _was_forked = False
 
 
 def refuse_forked() -> None:
-    """Raise `ConfigError` if this process was forked from one that had searched; called before every search."""
+    """Raise `ConfigError` if this process was forked from a process that had searched. Every search calls it first."""
     global _has_searched
     if _was_forked:
         what = "this process was forked after a search, so its worker threads are missing"

@@ -7,9 +7,8 @@ and `semantic_search_faiss` (ubinary):
 2. `binary` and `ubinary`: one bit per component, 1 if it is above 0. Eight bits form a byte; `binary` subtracts 128.
 
 The query is quantized too. Its codes select candidates by the dot product (int8) or by the number of equal bits. Then
-the dot product of the query in fp32 with the decoded documents orders the candidates. A code decodes to the lower end
-of its step (int8), or to 0 and 1.
-"""
+the candidates are ordered by the dot product of the fp32 query and the decoded document. An int8 code decodes to the
+lower end of its step, a bit to 0 or 1."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _RESCORED = 256
 
 
 def bytes_per_document(dtype: str, width: int) -> int:
-    """Return the bytes of one stored embedding. In addition, int8 stores 8 bytes per component for the whole corpus."""
+    """Return the bytes of one stored embedding. For the whole corpus, int8 stores 8 more bytes per component."""
     return {FP32: 4 * width, INT8: width}.get(dtype, -(-width // 8))
 
 
@@ -73,8 +72,7 @@ class Quantizer:
     def factors(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
         """Return vectors whose dot products order documents in the same way as a search with the codes.
 
-        For bits these are -1 and 1: their dot product is the width minus twice the number of different bits.
-        """
+        For bits these are -1 and 1: their dot product is the width minus twice the number of different bits."""
         codes = self.encode(embeddings)
         return codes.astype(np.float32) if self.dtype == INT8 else 2 * self.decode(codes, embeddings.shape[1]) - 1
 
@@ -94,8 +92,8 @@ class QuantisedDocuments:
     ) -> tuple[Float32[ndarray, "queries depth"], Int64[ndarray, "queries depth"]]:
         """Return scores and documents of the best results, best first. All scores are rescored.
 
-        The first results are chosen from `rescored` candidates. If these are fewer than `depth`, more documents from
-        the search with codes follow, in the order of their code scores."""
+        The first results come from `rescored` candidates. If these are fewer than `depth`, further documents of the
+        search with codes follow, in the order of their code scores."""
         quantizer = self.quantizer
         blocks = ((first, quantizer.factors(values)) for first, values in self.blocks())
         _, candidates = top_k_of_blocks(quantizer.factors(queries), blocks, max(depth, rescored), self.ties)

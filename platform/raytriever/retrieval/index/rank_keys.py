@@ -1,10 +1,9 @@
 """Rankings as ascending 64-bit keys: the descending score in the high bits, the tie rank in the low bits.
 
 One integer holds everything that decides the order. So partial rankings take eight bytes per entry, are merged by
-sorting integers, and give the same bytes in any order of merging. The high half of a key is the float32 score with its
-bits changed so that higher scores give smaller integers. The low half is the document's rank among ties. The score of a
-key is never -0 or NaN.
-"""
+sorting integers, and give the same bytes in any order of merging. The high half of a key has the bits of the float32
+score, changed so that higher scores give smaller integers. The low half is the document's rank among ties. The score
+of a key must not be -0 or NaN."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ score of bm25s to the last bit. Ties are broken by position. A query's ranking d
 on the number of threads.
 
 A ranking consists of 64-bit keys. The high half is the score, which is never negative, and the low half is the
-position, counted from the end.
-"""
+position, counted from the end."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from raytriever.data.prepare.corpus_tokenization import flat
 from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 from raytriever.retrieval.mining.postings import Postings
 
-# Largest corpus whose postings are kept in memory, where they take up to 75 MB for passages.
+# Largest corpus whose postings are kept in memory. For passages, these take up to 75 MB.
 IN_MEMORY = 1 << 17
 _CHUNK = 128  # number of queries in one task of a thread
 _LAST = 0xFFFF_FFFF
@@ -43,9 +42,8 @@ class Bm25Index:
 
     @classmethod
     def of(cls, documents: Documents) -> Bm25Index:
-        """Return the index of a corpus, analyzed in its language. All commands share the cached postings of a large
-        one.
-        """
+        """Return the index of a corpus, analyzed in its language. The postings of a large corpus are cached for all
+        commands."""
         if len(documents) <= IN_MEMORY:
             return cls(Passages(documents), Analyzer.of(documents))
         analyzer = Analyzer.of(documents)
@@ -67,8 +65,7 @@ class Bm25Index:
         """Return scores and positions of the `min(k, len(self))` best documents of each query, best first.
 
         Among equal scores the smaller position comes first. Documents that share no term with the query score 0
-        and fill the remaining columns.
-        """
+        and fill the remaining columns."""
         k = min(k, len(self))
         keys = np.zeros((len(queries), k), np.uint64)
         if k:
@@ -116,8 +113,8 @@ def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ig
     """Fill each row of `keys` `[queries, k]`, which must be zeros, with the highest keys of documents that share a
     term.
 
-    The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term
-    t are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus."""
+    The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term is added each time. The postings of
+    term t are at `starts[t]:starts[t + 1]`. `scores` must be zeros, one for each document of the corpus."""
     for query in range(len(keys)):
         own, heap = terms[offsets[query] : offsets[query + 1]], keys[query]
         _add(weights, documents, starts, own, scores)

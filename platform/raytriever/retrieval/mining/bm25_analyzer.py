@@ -1,15 +1,14 @@
-"""BM25's analyzer. It splits a text into terms by the rules of its language, and detects unsuitable corpora.
+"""BM25's analyzer. It splits texts into terms by the rules of their language, and detects corpora that do not suit it.
 
 - All languages: Unicode's NFKC, without soft hyphens and zero-width characters.
 - English: runs of two or more letters, digits and underscores, in lower case, without stop words, stemmed by Snowball.
 - Chinese, Japanese and Korean: pairs of adjacent characters, as Lucene's CJKAnalyzer makes them. Thai, Lao, Khmer and
   Burmese: three adjacent characters. Words of other scripts stay whole.
-- Other languages: words and, for Arabic and Hindi, Lucene's normalization of letters. If they exist for the language,
-  stop words are removed and Snowball stems the rest.
+- Other languages: words; for Arabic and Hindi, Lucene's normalization of letters. Stop words are removed and the other
+  words are stemmed by Snowball, if these exist for the language.
 
-In a wrong language, a term is a whole clause or a piece of a word, and BM25 finds almost nothing. Such a result is not
-a baseline, so the user is warned.
-"""
+With the rules of a wrong language, terms are whole clauses or pieces of words, and BM25 finds almost nothing. Such a
+result is not a baseline, so the user is warned."""
 
 from __future__ import annotations
 
@@ -39,9 +38,9 @@ SAMPLE_SIZE = 1_000  # number of documents to examine, evenly spread over the co
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
 _UNSPACED = re.compile(f"[{UNSPACED}]+")
 _RUN = re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")  # a run of characters that become n-grams, or else a word
-# Runs have about 2 (Chinese) to 5 (Thai) characters in segmented texts, and 8 or more if they are clauses.
+# Runs without a space have 2 (Chinese) to 5 (Thai) characters in segmented texts, and 8 or more if they are clauses.
 _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
-# English, German, Indonesian and code have 6 to 13 characters per term, counting stop words too.
+# English, German, Indonesian and code have 6 to 13 characters per term, if the characters of stop words are included.
 _MOST_CHARACTERS = 30.0
 # Letters that Lucene's ArabicNormalizer, PersianNormalizer and HindiNormalizer replace or remove.
 _FOLDED: dict[str, dict[int, Any]] = {
@@ -100,8 +99,8 @@ class Analyzer:
     def number_terms(
         self, texts: Sequence[str]
     ) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
-        """Analyze many texts, in half the time of `analyze` and with less memory: return the distinct terms, sorted;
-        the numbers of all terms, text after text; and the count of terms of each text."""
+        """Analyze many texts, in half the time of `analyze` and with less memory. Return the distinct terms, sorted;
+        the index of every term among these, text after text; and the number of terms of each text."""
         numbers: defaultdict[str, int] = defaultdict()
         numbers.default_factory = numbers.__len__
         ids, ends = array("q"), array("q", [0])
@@ -186,20 +185,13 @@ def analyzer_line(analysis: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Statistics of the analyzer's output: means over a sample of a corpus.
-
-    Args:
-        tokens_per_document: number of terms, including repeated ones.
-        characters_per_document: number of characters that are not white space.
-        unspaced_share: share of these characters in scripts without spaces between words, 0 to 1.
-        unspaced_run: mean length of a run of such characters without a space or punctuation.
-    """
+    """Statistics of the analyzer's output: means over a sample of a corpus."""
 
     analyzer: Analyzer
-    tokens_per_document: float
-    characters_per_document: float
-    unspaced_share: float
-    unspaced_run: float
+    tokens_per_document: float  # number of terms, including repeated ones
+    characters_per_document: float  # number of characters that are not white space
+    unspaced_share: float  # share of these characters in scripts without spaces between words, 0 to 1
+    unspaced_run: float  # mean length of a run of such characters without a space or punctuation
 
     @classmethod
     def of(cls, documents: Documents) -> Analysis:
@@ -229,11 +221,11 @@ class Analysis:
         has_words = not LANGUAGES[self.analyzer.language].ngram
         if has_words and self.unspaced_share >= _MOST_UNSPACED and self.unspaced_run > _LONGEST_WORD:
             return (
-                f"{summary}, {100 * self.unspaced_share:.0f} % of them of scripts without spaces between words. Its "
+                f"{summary}, {100 * self.unspaced_share:.0f} % of them in scripts without spaces between words. Its "
                 f"analyzer treats clauses or pieces of words as words. {advice}"
             )
         if self.characters_per_document > _MOST_CHARACTERS * self.tokens_per_document:
-            return f"{summary}. Words are shorter in every language, so these are not words. {advice}"
+            return f"{summary}. In every language, words are shorter, so these tokens are not words. {advice}"
         return ""
 
     def content(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Search for the candidates of each method: documents for a block of a split's queries, best first.
+"""Search for the candidates of each mining method: documents for a block of a split's queries, best first.
 
-Every search is deep enough that the requested ranks exist after the excluded documents are removed. So the result of a
+Every search is so deep that the requested ranks exist even after the excluded documents are removed. So the result of a
 query does not depend on its block.
 
-One scorer of pairs serves the whole table, so that thresholds mean the same for all methods. It is the judge if there
-is one, else the encoder if a method needs it anyway, else BM25."""
+One scorer of pairs is used for the whole table, so that thresholds mean the same for all methods. This is the judge if
+there is one, else the encoder if a method needs it anyway, else BM25."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents, which
-    `open_corpus` opens for search."""
+    """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents. `open_corpus`
+    opens the documents for search."""
 
     queries: Float32[ndarray, "split_queries width"]
     documents: DocumentEmbeddings
@@ -81,15 +81,11 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class PairScorer:
-    """Scorer of query-document pairs.
+    """Scorer of query-document pairs."""
 
-    Args:
-        name: `encoder`, `bm25` or `judge`, for the table's manifest; empty if there are no scores.
-        score: function of query rows `[block]` and documents `[block, any]` that returns their scores; NaN for the
-            document -1 and for one without an embedding.
-    """
-
-    name: str
+    name: str  # `encoder`, `bm25` or `judge`, for the table's manifest; empty if there are no scores
+    # Function of query rows `[block]` and documents `[block, any]` that returns their scores; NaN for the document -1
+    # and for one without an embedding.
     score: Callable[[Int64[ndarray, " block"], Int64[ndarray, "block any"]], Float32[ndarray, "block any"]]
 
     @classmethod
@@ -117,7 +113,7 @@ class PairScorer:
 def _of_pairs(
     score: Callable[[ndarray, ndarray], ndarray], step: int, name: str, remedy: str
 ) -> Callable[[ndarray, ndarray], ndarray]:
-    """Return the `score` of a `PairScorer` that calls a function with at most `step` pairs at once.
+    """Return the function `score` of a `PairScorer`. It calls another function with at most `step` pairs at once.
 
     It raises `ModelError` for a score that is not finite."""
 
@@ -136,7 +132,7 @@ def _of_pairs(
 
 # Purposes of random draws; see `sampling.batch_order.words`.
 DOCUMENTS, CHOICE = 11, 12
-# Number of normalized passages to cache: queries share many candidates.
+# Number of normalized passages to cache, because queries share many candidates.
 _PASSAGES = 1 << 17
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
@@ -190,7 +186,7 @@ class MiningInputs:
 
     @cached_property
     def keys(self) -> UInt64[ndarray, " split_queries"]:
-        """Number of each query, computed only from its id."""
+        """A 64-bit key of each query, computed only from its id."""
         return keys_of(map(key_of, entries(self.dataset.queries.ids, self.positives.queries)))[:, 0]
 
     @cached_property
@@ -245,9 +241,9 @@ class MiningInputs:
         return embeddings.open_corpus(embeddings.documents, order), order
 
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
-        """Find the positives of similar queries, scored by the similarity of these queries.
+        """Find the positives of similar queries. The score of a positive is the similarity of its query.
 
-        A positive of several queries has the rank of the most similar one."""
+        A positive of several queries has the rank and score of the most similar one."""
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
         corpus, order = self._similar_queries
         k = 2 * wanted
@@ -258,7 +254,7 @@ class MiningInputs:
             starts = self.positives.offsets[similar].ravel()
             found = self.positives.documents[positions_of_runs(starts, counts.ravel())]
             documents, scores = _tabulate(row, found, scores[row, column], len(similar))
-            # A document repeats if it is a positive of many queries, so search deeper until every query has enough.
+            # One document may be a positive of many queries, so search deeper until every query has enough documents.
             if k >= len(queries) or (documents.shape[1] >= wanted and (documents[:, wanted - 1] >= 0).all()):
                 return documents, scores
             k *= 2
@@ -280,7 +276,7 @@ class MiningInputs:
 
     def _find_random(self, rows: ndarray, depth: int) -> Candidates:
         size = len(self.dataset.documents)
-        # Draws with repetition might never end in a small corpus. There, random words sort all documents instead.
+        # In a small corpus, random draws may find too few distinct documents. There, sort all documents randomly.
         whole = 8 * depth >= size
         columns = np.arange(size if whole else 2 * self._most(rows, depth))
         drawn = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)

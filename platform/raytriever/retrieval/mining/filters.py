@@ -5,7 +5,7 @@
    rankings.
 2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
     of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
-    there an answer may begin anywhere.
+    in these an answer may begin inside a word.
 3. Scores that are too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
 
 The verdict on a candidate is the first of `REASONS` that applies. So the counts of all verdicts add up to the number of
@@ -24,8 +24,8 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset, positions_of_runs
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
-# Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
-# `ExcludedDocuments`.
+# Reasons why a candidate is not a negative, after `kept`. A verdict is an index into this list. `ExcludedDocuments` has
+# the three reasons after `kept`.
 REASONS = (
     *("kept", "relevant", "same text as a positive", "the query's own id", "before the range", "holds an answer"),
     *("above max_score", "within absolute_margin", "within relative_margin", "not chosen"),
@@ -41,8 +41,7 @@ def contains_answer(passage: str, answers: Iterable[str]) -> bool:
     """Return True if the passage contains one of the answers as whole words. An empty answer never matches.
 
     A match is rejected if it begins or ends inside a word, that is, between two cased letters or digits. Callers
-    `normalize` all texts.
-    """
+    `normalize` all texts."""
     for answer in filter(None, answers):
         start = passage.find(answer)
         while start >= 0:
@@ -59,15 +58,14 @@ def _is_inside_word(left: str, right: str) -> bool:
 
 
 def _is_word_character(character: str) -> bool:
-    return character.isdigit() or character.upper() != character  # texts are case-folded; an empty one has neither
+    return character.isdigit() or character.upper() != character  # texts are case-folded; false for an empty string
 
 
 @dataclass(frozen=True)
 class ExcludedDocuments:
-    """Documents that must not become negatives of each query, without repetitions, with the reason (`RELEVANT`, ...).
+    """For each query, the documents that must not become its negatives, each once, with the reason (`RELEVANT`, ...).
 
-    The documents of query i are `documents[offsets[i]:offsets[i + 1]]`.
-    """
+    The documents of query i are `documents[offsets[i]:offsets[i + 1]]`."""
 
     offsets: Int64[ndarray, " queries+1"]
     documents: Int64[ndarray, " rows"]
@@ -77,8 +75,7 @@ class ExcludedDocuments:
     def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
         """Collect the excluded documents of each query of a split that has a relevant document.
 
-        Documents judged relevant in any open split of the data set are excluded.
-        """
+        Documents judged relevant in any open split of the data set are excluded."""
         queries = dataset.positives(split).queries
         judged = [each.where(each.scores > 0) for each in dataset.judgements.values()]
         relevant = np.concatenate([each.documents for each in judged])
@@ -122,7 +119,7 @@ class ExcludedDocuments:
 
 
 def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list[str]:
-    """Return the entries of a column for some queries, which must ascend, in a single pass."""
+    """Return the entries of a column for some queries, in a single pass. Their positions must ascend."""
     wanted = np.zeros(len(column), dtype=bool)
     wanted[queries] = True
     return list(compress(column, wanted))

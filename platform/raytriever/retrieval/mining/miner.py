@@ -6,9 +6,9 @@
 3. The first of the remaining candidates, or random ones, are kept. Draws depend only on (seed, round, query id).
 4. The negatives of all methods become one table. A document that two methods keep for a query appears once.
 
-`build_negatives_table` makes the table of a training run: the table that the user names, the hard negatives of the data
-set, and BM25's negatives if there are no others or the mix requests them. This module does not use Ray, so that mining
-gives the same table in a command and during training."""
+`build_negatives_table` makes the table of a training run from the table that the user names, the hard negatives of the
+data set, and BM25's negatives. The last are added if there are no others, or if `negatives_mix` names them. This module
+does not use Ray, so that mining gives the same table in a command and during training."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 # Number of candidates in a block. Their positions, scores, ranks and verdicts take a few hundred megabytes.
 BLOCK = 1 << 22
-# Number of queries in a block of BM25. BM25 reads the postings again for every hundred queries anyway, so small blocks
-# cost nothing and show progress. A dense search, in contrast, reads all documents for each block.
+# Number of queries in a block of BM25. Small blocks show progress, and take no more time: BM25 reads the postings again
+# for about every hundred queries anyway. A dense search, in contrast, reads all documents for each block.
 BM25_QUERIES = 1 << 14
 REPEATED = "found by another method too"
 # Number of negatives per query that `build_negatives_table` mines.
 DEFAULT_NEGATIVES = 30
 _BM25 = ORIGINS.index("bm25")
-# Methods whose candidates already have the scores of a scorer.
+# For each of these methods, the scorer whose scores its candidates already have.
 _SCORER_OF = {"bm25": "bm25", "dense": "encoder"}
 _FILE = "block.npz"
-# Types and shape of each array in the file.
+# Types and shape of each array in the file of a block.
 _EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
     **{name: (["int64"], (None,)) for name in ("queries", "documents", "ranks")},
     "scores": (["float32"], (None,)),
@@ -60,21 +60,13 @@ class MinedBlock(NamedTuple):
     """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
 
     A finished block is stored as a part (`store.unfinished_parts`) with one file, so that a killed job continues after
-    it. Blocks depend only on the inputs, whose digest names the folder of the parts.
+    it. Blocks depend only on the inputs, whose digest names the folder of the parts."""
 
-    Args:
-        queries: index of the query in the split.
-        documents: position in the corpus.
-        ranks: rank in the method's ranking after the excluded documents are removed.
-        scores: scores by the scorer of the table; NaN if there is none.
-        verdicts: number of candidates for each of `filters.REASONS`.
-    """
-
-    queries: Int64[ndarray, " kept"]
-    documents: Int64[ndarray, " kept"]
-    ranks: Int64[ndarray, " kept"]
-    scores: Float32[ndarray, " kept"]
-    verdicts: Int64[ndarray, " reasons"]
+    queries: Int64[ndarray, " kept"]  # index of the query in the split
+    documents: Int64[ndarray, " kept"]  # position in the corpus
+    ranks: Int64[ndarray, " kept"]  # rank in the method's ranking after the excluded documents are removed
+    scores: Float32[ndarray, " kept"]  # scores by the scorer of the table; NaN if there is none
+    verdicts: Int64[ndarray, " reasons"]  # number of candidates for each of `filters.REASONS`
 
     def save(self, folder: Path) -> None:
         """Write the block into a folder."""
@@ -105,7 +97,7 @@ class CandidateFilter:
         start = 0
 
         def next_rows() -> Int64[ndarray, " block"]:
-            """Return the next block. Its last query has the most excluded documents and decides the width."""
+            """Return the queries of the next block. The last one has the most excluded documents."""
             cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
             return order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
 
@@ -137,7 +129,7 @@ class CandidateFilter:
         return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
 
     def _ranks(self, method: str) -> tuple[int, int]:
-        """Return the first rank that is used and the rank before which candidates end. Only rankings have a range."""
+        """Return the first rank of candidates, and the rank before which they end. Only rankings have a range."""
         config, negatives = self.inputs.config, self.inputs.dataset.negatives
         if method == "gold":
             assert negatives is not None
@@ -156,7 +148,7 @@ class CandidateFilter:
         if scorer is not None and scorer.name != _SCORER_OF.get(method):
             scores = scorer.score(rows, np.where(verdicts == filters.KEPT, documents, -1))
         if config.has_score_bounds:
-            assert scorer is not None, "such settings are refused earlier"
+            assert scorer is not None, "settings without a scorer have been rejected earlier"
             excluded, reasons = self.inputs.excluded.padded(rows)
             positive_scores = scorer.score(rows, np.where(reasons == filters.RELEVANT, excluded, -1))
             lowest = np.fmin.reduce(positive_scores, axis=1)
@@ -177,21 +169,16 @@ class CandidateFilter:
 
 @dataclass(frozen=True)
 class MiningResult:
-    """Result of a mining job.
-
-    Args:
-        counts: for each method, the number of `candidates`, of `kept` ones and of those removed for each reason. The
-            kept and removed ones add up to the candidates. Reasons without candidates are omitted.
-        wanted: number of negatives that each query should get from all methods together.
-        counts_per_query: number of negatives of each query, in the order of `dataset.positives(split)`.
-        scorer: name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty.
-    """
+    """Result of a mining job."""
 
     table: NegativesTable
+    # For each method, the number of `candidates`, of `kept` ones and of those removed for each reason. The kept and
+    # removed ones add up to the candidates. Reasons without candidates are omitted.
     counts: dict[str, dict[str, int]]
-    wanted: int
+    wanted: int  # number of negatives that each query should get from all methods together
+    # Number of negatives of each query, in the order of `dataset.positives(split)`.
     counts_per_query: Int64[ndarray, " queries"]
-    scorer: str
+    scorer: str  # name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty
 
     def meta(self) -> dict[str, object]:
         """Return the entries of the table's manifest."""

@@ -1,7 +1,7 @@
 """Settings of mining and of teacher scoring. This module imports nothing heavy, because `--help` reads it.
 
-`MiningConfig` uses the names and meanings of sentence-transformers' `mine_hard_negatives`, so that settings can be
-copied from there."""
+The settings of `MiningConfig` have the same names and meanings as the arguments of `mine_hard_negatives` in
+sentence-transformers, so that they can be copied from there."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from raytriever.core.paths import NEGATIVES, RANKING, TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 
-# Number of candidates to examine for each requested negative if some may be removed or skipped.
+# Number of candidates to examine for each requested negative, if filters or sampling may leave some of them out.
 CANDIDATES_PER_NEGATIVE = 10
-# Only these methods give scores to compare with a bound, unless a judge scores the candidates.
+# Without a judge, only these methods give scores that can be compared with a bound.
 _SCORED = (Need("method", "bm25", "dense", "cross-query"), "judge")
 
 

@@ -1,13 +1,12 @@
 """Postings of a corpus for BM25: the documents that contain a term, how often, and the weight that it adds to a score.
 
-1. A block of documents becomes a `PostingsBlock`: its terms (`bm25_analyzer`), with the rows and frequencies of each.
+1. A block of documents becomes a `PostingsBlock`: for each of its terms (`bm25_analyzer`), the rows and frequencies.
 2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and joins the postings of each
     term, in the order of the documents. The postings of a large corpus are memory-mapped in the cache. Processes
     analyze its blocks and commit each one, so that a killed command continues after the last block.
 
 Weights are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's formula in
-float64, with the inverse document frequency and the weight rounded to float32.
-"""
+float64, with the inverse document frequency and the weight rounded to float32."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ from raytriever.data.dataset import Documents, Passages
 from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 
 K1, B = 0.9, 0.4
-BLOCK = 1 << 15  # documents
-_TOGETHER = 1 << 16  # postings
+BLOCK = 1 << 15  # number of documents in a block
+_TOGETHER = 1 << 16  # number of postings that are processed at a time
 _FORMAT = 2  # version of files, terms and weights; increase it to discard cached postings
 _TYPES = {"counts": "int64", "lengths": "int64", "starts": "int64", "weights": "float32"}
 _TYPES |= dict.fromkeys(("rows", "frequencies", "documents"), "uint32")
@@ -48,21 +47,13 @@ _Allocate = Callable[[str, int, Any], ndarray]
 
 @dataclass(frozen=True)
 class PostingsBlock:
-    """Terms of a block of documents.
+    """Terms of a block of documents."""
 
-    Args:
-        terms: distinct terms, sorted.
-        counts: number of documents that contain each term.
-        rows: rows of these documents, term after term, ascending within a term.
-        frequencies: how often the document contains the term, aligned with `rows`.
-        lengths: number of terms of each document, including repeated ones.
-    """
-
-    terms: Sequence[str]
-    counts: Int64[ndarray, " terms"]
-    rows: UInt32[ndarray, " postings"]
-    frequencies: UInt32[ndarray, " postings"]
-    lengths: Int64[ndarray, " documents"]
+    terms: Sequence[str]  # distinct terms, sorted
+    counts: Int64[ndarray, " terms"]  # number of documents that contain each term
+    rows: UInt32[ndarray, " postings"]  # rows of these documents, term after term, ascending within a term
+    frequencies: UInt32[ndarray, " postings"]  # how often the document contains the term, aligned with `rows`
+    lengths: Int64[ndarray, " documents"]  # number of terms of each document, including repeated ones
 
     @classmethod
     def of(cls, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> PostingsBlock:
@@ -91,20 +82,13 @@ class PostingsBlock:
 
 @dataclass(frozen=True)
 class Postings:
-    """Postings of a corpus, in memory or memory-mapped.
-
-    Args:
-        vocabulary: term -> number of the term.
-        starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
-        documents: positions of documents, ascending within a term.
-        weights: weight that the term adds to the score of the document, above 0.
-    """
+    """Postings of a corpus, in memory or memory-mapped."""
 
     size: int
-    vocabulary: dict[str, int]
-    starts: Int64[ndarray, " terms+1"]
-    documents: UInt32[ndarray, " postings"]
-    weights: Float32[ndarray, " postings"]
+    vocabulary: dict[str, int]  # term -> number of the term
+    starts: Int64[ndarray, " terms+1"]  # the postings of term t are at the indices `starts[t]` to `starts[t + 1]`
+    documents: UInt32[ndarray, " postings"]  # positions of documents, ascending within a term
+    weights: Float32[ndarray, " postings"]  # weight that the term adds to the score of the document, above 0
 
     @classmethod
     def of(cls, texts: Sequence[str], analyzer: Analyzer = ENGLISH_ANALYZER) -> Postings:
@@ -115,7 +99,7 @@ class Postings:
 
     @classmethod
     def cached(cls, documents: Documents, analyzer: Analyzer) -> Postings:
-        """Open the postings of a corpus in the cache, or make them."""
+        """Open the postings of a corpus in the cache. If they are missing, make them there."""
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
         content = [_FORMAT, documents.digest, analyzer.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -130,8 +114,8 @@ class Postings:
 
 
 def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate) -> Postings:
-    """Compute the postings of a corpus from its blocks, in order. `read_blocks` is called twice, and `allocate`
-    allocates the arrays of the result."""
+    """Compute the postings of a corpus from its blocks. `read_blocks` returns them in order, and is called twice.
+    `allocate` allocates the arrays of the result."""
     vocabulary: dict[str, int] = {}
     numbers, counts, lengths = [], np.zeros(0, np.int64), []
     for block in read_blocks():
@@ -140,7 +124,7 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
             number = np.arange(len(vocabulary), dtype=np.int32)
         else:
             number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
-        if len(vocabulary) > len(counts):  # double the size, because a copy for every block would take quadratic time
+        if len(vocabulary) > len(counts):  # double the size: with a copy for every block, time would be quadratic
             counts = np.concatenate([counts, np.zeros(2 * len(vocabulary) - len(counts), np.int64)])
         counts[number] += block.counts
         numbers.append(number)
@@ -220,7 +204,7 @@ def _write_block(parts: Parts, analyzer: Analyzer, block: tuple[str, list[str]])
 
 
 def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:
-    """Memory-map an array, writable because compiled code for arrays in memory rejects read-only ones."""
+    """Memory-map an array. It is writable, because code compiled for arrays in memory rejects read-only arrays."""
     remedy = f"delete {folder}, and run the command again"
     return np.asarray(read_array(folder / f"{name}.npy", [_TYPES[name]], (length,), remedy, "c"))
 

@@ -40,7 +40,7 @@ from raytriever.retrieval.mining.mining_settings import ScoreConfig
 _SCORES = "scores.npy"
 # Pairs of a part: a few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
 PART_PAIRS = 8_192
-# Value of the manifest -> description of scores that differ in it, for the error message.
+# For each value of the manifest, a description for error messages of scores with another value.
 _DIFFERENCES = {
     "model_digest": "by another model",
     "queries": "of other queries",
@@ -53,24 +53,18 @@ _DIFFERENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringResult:
-    """Result of a scoring job.
-
-    Args:
-        positives, candidates: scores of the positives and of the candidates.
-        above: share of candidates that score above their query's lowest positive: likely false negatives.
-        activation: activation that sentence-transformers would apply to the scores.
-        scored, seconds: number of pairs that this call scored, and its duration.
-        quarantined: a line about quarantined rows, if there are any.
-    """
+    """Result of a scoring job."""
 
     queries: int
+    # `positives`, `candidates`: scores of the positives and of the candidates.
     positives: Float32[ndarray, " positives"]
     candidates: Float32[ndarray, " candidates"]
-    above: float
-    activation: str
+    above: float  # share of candidates that score above their query's lowest positive: likely false negatives
+    activation: str  # activation that sentence-transformers would apply to the scores
+    # `scored`, `seconds`: number of pairs that this call scored, and its duration.
     scored: int
     seconds: float
-    quarantined: str | None
+    quarantined: str | None  # a line about quarantined rows, if there are any
 
 
 def run_scoring(
@@ -110,7 +104,7 @@ def run_scoring(
     started, scored = time.monotonic(), 0
     if has_content(output):
         _check_same(output, decides)
-        report(f"{output} is finished: nothing is scored again")
+        report(f"{output} already has these scores: nothing is scored again")
         scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
     else:
         report(f"{dataset.name}: scoring {len(pairs):,} pairs with {config.model} ({chosen} on {device})")

@@ -48,7 +48,7 @@ CUTOFFS = (10, 100)
 
 @dataclass(frozen=True, kw_only=True)
 class IndexResult(PassageIndex):
-    """Index in memory with its inputs. `seconds` is the time it took to build; None if it was opened."""
+    """Index in memory with its inputs. `seconds` is the time to build it; None if an existing index was opened."""
 
     index: ApproximateIndex
     seconds: float | None
@@ -80,12 +80,12 @@ def run_index(
 
     Args:
         precision: precision of the encoder; None for the fastest on this hardware.
-        split: split whose queries the caller will use, if any.
+        split: split whose queries the caller will search for, if any.
         embeddings: store of the passage embeddings that `model` wrote for this data set; by default the cache.
         calibration: file that the user names; see `current_calibration`.
 
     Raises:
-        UserError: an error that the user can correct, such as another index at `output`. Nothing is written.
+        UserError: an error that the user can correct, such as another index at `output`. Nothing is written then.
     """
     training_split = (config.training_split or _TRAINING_SPLIT) if config.index == "roargraph" else None
     if training_split and training_split == split:
@@ -113,7 +113,7 @@ def run_index(
     training = _queries(retriever, dataset, training_split) if training_split else None
     report(f"{model.model}: {retriever.summary()}")
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
-        if existing and read_meta(output)["key"] == meta["key"]:  # another command has just built it
+        if existing and read_meta(output)["key"] == meta["key"]:  # another command has just built this index
             return result(index=_opened(output, config), seconds=None)
         with committed_directory(output, meta, replace=output.exists()) as folder:
             vectors = write_embeddings(folder, (block for _, block in store.blocks()), (len(store), store.width))
@@ -148,7 +148,7 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
     reason = f"its {name.replace('_', ' ')} is {there}, not {here}"
     remedy = f"give another {setting('output')}, or remove it"
     if name == "encoder":
-        reason = "the weights or settings of the model are others"
+        reason = "its model has other weights or settings"
     elif name == "precision":
         remedy = f"give {setting('precision', there)}, or another {setting('output')}"
     raise StorageError(
@@ -174,7 +174,7 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
 
 
 def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
-    """Estimate the memory for building an index: its structures, and the embeddings that it reads many times."""
+    """Estimate the memory for building an index: its structures, and the embeddings that are read many times."""
     points = POINTS * (config.lists or default_lists(rows))
     read_again = {"ivf": points, "ivfpq": points, "vamana": rows, "roargraph": rows}
     return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
@@ -198,7 +198,7 @@ def _meta(
 ) -> dict[str, Any]:
     """Return the entries of the manifest, before any passage is encoded.
 
-    `key` is the digest of everything that decides the index. `store` is the store that the user names, if any."""
+    `key` is the digest of everything that the index depends on. `store` is the store that the user names, if any."""
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}
@@ -219,7 +219,7 @@ def _meta(
 
 
 def format_answers(result: IndexResult, query: str, top: int) -> str:
-    """Search for a query and format the best passages with their scores as text."""
+    """Search for a query, and return the best passages with their scores as text."""
     return format_hits(result.search([query], top)[0])
 
 

@@ -1,11 +1,10 @@
 """`calibration.json`: the meaning of one system's scores for one corpus.
 
-It holds thresholds of confidence below which a query has no answer, a score threshold for passages to keep, and maps to
-the probability that a passage is relevant. It belongs to a corpus and to everything that decides the scores: weights,
-settings and precision (int8 or not). For another corpus or system there are no probabilities, and no decision whether a
-query has an answer. A corpus counts as the same if at most a tenth of its passages were added or removed. After more
-changes the decision is still made, but marked as stale.
-"""
+It holds thresholds of confidence below which a query has no answer, and a score threshold for passages to keep. It also
+maps scores to the probability that a passage is relevant. It is valid for one corpus, and for one system: weights,
+settings and precision (int8 or not). For another corpus or system there are no probabilities, and there is no decision
+whether a query has an answer. A corpus stays the same if at most a tenth of its passages were added or removed. After
+more changes the decision is still made, but marked as stale."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 FILE, FORMAT = "calibration.json", 5
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # enough for two maps with the largest number of knots
-# Largest share of added or removed passages for which a calibration is current.
+# A calibration is current if at most this share of the passages was added or removed.
 MOST_CHANGED = 0.1
 _SAMPLE, _MOST_DEPTH = 1_024, 1_000
 _MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
@@ -57,74 +56,59 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerThreshold(AnswersAchieved):
-    """Lowest confidence of an answer, and what it achieves on the questions that tested it.
+    """Lowest confidence at which a query is answered, with the metrics that it achieved on the testing questions."""
 
-    Args:
-        aim, wanted: target for which it was chosen; see `metrics.answer_threshold`.
-        score: the lowest confidence, as a value of the file's `confidence`.
-    """
-
+    # `aim`, `wanted`: target for which the threshold was chosen; see `metrics.answer_threshold`.
     aim: AnswerAim
     wanted: float | None
-    score: float
+    score: float  # the lowest confidence, in the measure that the file names in `confidence`
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassageThreshold(PassagesKept):
-    """Lowest score of a passage to keep, and what it keeps for the questions that tested it.
+    """Lowest score of a passage to keep, with the shares that it kept for the testing questions."""
 
-    Args:
-        wanted: smallest expected share of a later question's relevant passages that is kept.
-        depth: number of best passages of a question to which the threshold applies.
-    """
-
-    wanted: float
+    wanted: float  # target share: of a later question's relevant passages, at least this share is expected to be kept
     score: float
-    depth: int
+    depth: int  # number of best passages of a question to which the threshold applies
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Content of `calibration.json`.
-
-    Args:
-        date: day of the calibration, in UTC.
-        system, digest: name of the system in the evaluation, and SHA-256 of everything but the passages that decides
-            its scores; see `encoder_digest`.
-        dataset, data: name and digest of the data set.
-        corpus: digest of its passages.
-        passages, sample: number of its passages, and a sample from which later changes are estimated; see `sample_of`.
-        chosen_on, chosen_queries: split that fitted thresholds and maps, and its number of queries.
-        checked_on, checked_queries: split that tested them, and its number of queries. If there are few queries, both
-            are the same, such as `dev and test`.
-        confidence: the measure to which the thresholds apply.
-        thresholds: thresholds in the order of the targets, without targets out of reach. The first one decides.
-        first: map from the confidence of a query to the probability that its best passage is relevant.
-        kept: threshold of the passages to keep, if any.
-        later: map from the score of a passage at ranks 2 to 10 to the probability that it is relevant.
-        first_error, later_error: calibration error of both maps on the testing split, with its 95 % interval.
-    """
+    """Content of `calibration.json`."""
 
     format: int
-    date: str
+    date: str  # day of the calibration, in UTC
+    # `system`, `digest`: name of the system in the evaluation, and SHA-256 of all that its scores depend on, except the
+    # passages; see `encoder_digest`.
     system: str
     digest: str
+    # `dataset`, `data`: name and digest of the data set.
     dataset: str
     data: str
-    corpus: str
+    corpus: str  # digest of its passages
+    # `chosen_on`, `chosen_queries`: split that fitted thresholds and maps, and its number of queries.
     chosen_on: str
     chosen_queries: int
+    # `checked_on`, `checked_queries`: split that tested them, and its number of queries. If there are few queries, it
+    # is the split that chose them, such as `dev and test`.
     checked_on: str
     checked_queries: int
+    # One for each target that can be reached, in the order of the targets. The first one decides.
     thresholds: list[AnswerThreshold]
-    kept: PassageThreshold | None
+    kept: PassageThreshold | None  # threshold of the passages to keep, if any
+    # Map from the confidence of a query to the probability that its best passage is relevant.
     first: IsotonicMap | PlattMap
+    # Map from the score of a passage at ranks 2 to 10 to the probability that it is relevant.
     later: IsotonicMap | PlattMap
+    # `first_error`, `later_error`: calibration error of both maps on the testing split, with its 95 % interval.
     first_error: CalibrationError
     later_error: CalibrationError
+    # `passages`, `sample`: number of its passages, and a sample from which later changes are estimated; see
+    # `sample_of`.
     passages: int
     sample: list[int]
-    confidence: Confidence
+    confidence: Confidence  # the measure to which the thresholds apply
     stale: str = ""
 
     @property
@@ -134,7 +118,7 @@ class Calibration:
 
     @property
     def is_checked_apart(self) -> bool:
-        """True if other questions tested the thresholds than those that chose them."""
+        """True if the questions that tested the thresholds are not the ones that chose them."""
         return self.checked_on != self.chosen_on
 
     def probabilities(
@@ -165,7 +149,7 @@ def read_calibration(file: Path) -> Calibration | None:
     except FileNotFoundError:
         return None
     if "stale" in content:
-        raise StorageError("is damaged or changed: 'stale' is not a key of it", str(file), AGAIN)
+        raise StorageError("is damaged or changed: 'stale' is not a valid key", str(file), AGAIN)
     try:
         calibration = conform(content, str(file), Calibration, AGAIN)
     except MetricInputError as error:
@@ -210,7 +194,7 @@ def calibration_in(
     *,
     is_named: bool,
 ) -> Calibration | None:
-    """Return the calibration in a file if it belongs to a system (by its digest) and to a corpus.
+    """Return the calibration in a file if it belongs to this system (by its digest) and to this corpus.
 
     Raises:
         UserError: the user names the file, and it is missing or damaged, or belongs to another system or corpus. If
@@ -225,7 +209,7 @@ def calibration_in(
         return None
     if calibration is None:
         if is_named:
-            raise ConfigError("no such file", setting("calibration", file), f"{AGAIN}, which writes it")
+            raise ConfigError("does not exist", setting("calibration", file), f"{AGAIN}, which writes the file")
         return None
     made = f"{file}, made {calibration.date}"
     if calibration.digest != digest():
@@ -235,7 +219,7 @@ def calibration_in(
         )
     elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
         if calibration.dataset == dataset and calibration.sample:
-            report(f"{made}: {reason}; the decision to answer stays, but {AGAIN}")
+            report(f"{made}: {reason}; queries still get a decision, but {AGAIN}")
             return replace(calibration, stale=reason)
     else:
         return calibration
@@ -249,14 +233,13 @@ def sample_of(documents: Documents) -> list[int]:
     """Return the smallest distinct hashes of a corpus' passages, at most 1,024.
 
     They are a random sample of the texts. The samples of two corpora estimate the share of common texts (bottom-k
-    sketch; Cohen & Kaplan, 2007): a share of 0.1 to within 0.02, and in two of three cases to within 0.01.
-    """
-    # The forms of texts are hashes, but somebody could choose texts to distort their distribution.
+    sketch; Cohen & Kaplan, 2007). At a share of 0.1, the error is at most 0.02, in two of three cases at most 0.01."""
+    # `forms` are hashes of the texts. An attacker could choose texts whose hashes are not distributed randomly.
     return np.unique(documents.forms >> np.uint64(1))[:_SAMPLE].tolist()  # so that numbers fit into 63 bits in JSON
 
 
 def changed_share(before: Sequence[int], count: int, documents: Documents) -> float:
-    """Estimate the share of added passages or of removed passages of a corpus, whichever is larger.
+    """Estimate two shares, of the added and of the removed passages of a corpus, and return the larger one.
 
     Args:
         before: sample of the earlier corpus.
@@ -318,9 +301,9 @@ def _implausible(calibration: Calibration) -> str:
     if not all(0 <= value <= 1 for error in errors for value in astuple(error)):
         return "an error is below 0 or above 1"
     if calibration.confidence.depth > _MOST_DEPTH:
-        return f"a confidence reads more than {_MOST_DEPTH:,} passages"
+        return f"a confidence depends on more than {_MOST_DEPTH:,} passages"
     if len(calibration.sample) > _SAMPLE or not all(one >= 0 for one in calibration.sample):
-        return "the sample of passages is too long or has other numbers"
+        return "the sample of passages is too long, or its numbers are invalid"
     if calibration.passages < 0:
         return "a number of passages is below 0"
     if len(calibration.thresholds) > _MOST_THRESHOLDS:
@@ -336,22 +319,17 @@ def _implausible(calibration: Calibration) -> str:
                 return "a share or its interval is not between 0 and 1"
     kept = calibration.kept
     if kept and not (math.isfinite(kept.score) and 0 <= kept.low <= kept.share <= kept.high <= 1 and kept.depth > 0):
-        return "the threshold of passages has figures that no calibration has"
+        return "the threshold of passages has impossible values"
     return ""
 
 
 @dataclass(frozen=True)
 class Decider:
-    """Function object that computes the confidence of queries of a corpus.
+    """Function object that computes the confidence of queries of a corpus."""
 
-    Args:
-        calibration: calibration that names the confidence; None if there is none.
-        documents: the corpus, which BM25 indexes if the confidence needs it.
-        lists_all: whether rankings should have `depth` passages. A reranking of 10 has fewer by design.
-    """
-
-    calibration: Calibration | None
-    documents: Documents
+    calibration: Calibration | None  # calibration that names the confidence; None if there is none
+    documents: Documents  # the corpus, which BM25 indexes if the confidence needs it
+    # Whether every ranking should have `depth` passages. One that reranks only 10 passages has fewer.
     lists_all: bool = True
 
     @property
@@ -387,8 +365,8 @@ class Decider:
         missing = int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0)) if self.lists_all else 0
         if missing and len(self.documents) >= depth:
             name = self.calibration.confidence.name
-            what = f"the index finds {depth - missing} of the {depth} passages that {name} reads"
-            raise ConfigError(what, setting("effort"), "give more, or choose thresholds of the score")
+            what = f"the index finds {depth - missing} of the {depth} passages that the confidence {name} needs"
+            raise ConfigError(what, setting("effort"), "give a higher effort, or calibrate thresholds of the score")
         ranked = np.full((count, depth), np.nan, np.float32)
         ranked[:, : scores.shape[1]] = np.where(ranking >= 0, scores, np.nan)[:, :depth]
         bm25 = agrees = None

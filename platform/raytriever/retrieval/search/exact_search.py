@@ -37,7 +37,7 @@ from raytriever.retrieval.search.calibration_file import Calibration, Decider, c
 def search_store(
     store: EmbeddingStore, queries: Float32[ndarray, "queries width"], k: int, ties: Int64[ndarray, " documents"]
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """Search a store exactly, with one shard in memory at once; see `index.exact_top_k.top_k_of_blocks`."""
+    """Search a store exactly, with only one shard in memory at a time; see `index.exact_top_k.top_k_of_blocks`."""
     return top_k_of_blocks(queries, store.blocks(), k, ties)
 
 
@@ -50,7 +50,7 @@ class Hit:
         document_id: id of the passage in the data set.
         title: title of the passage, which may be empty.
         text: text of the passage.
-        probability: probability that the passage is relevant, by the model's `calibration.json`; None if there is none.
+        probability: probability that the passage is relevant, by the model's `calibration.json`. None without one.
 
     Examples:
         >>> rt.Hit(0.73, "d1", "Vienna", "It lies on the Danube.").document_id
@@ -68,15 +68,15 @@ class Hits(list[Hit]):
     """List of the hits of a query, best first, with the decision whether the query has an answer.
 
     Attributes:
-        best_score: score of the best passage, even if it is below the threshold of the search; None if there is none.
-        confidence: number that is compared with the threshold: the best score, or another measure of the ranking that
-            `calibration.json` names; None if there is no passage.
+        best_score: score of the best passage, even below the threshold of the search; None if there is no passage.
+        confidence: number that is compared with the threshold. It is the best score, or another measure of the ranking
+            that `calibration.json` names; None if there is no passage.
         confidence_name: name of the confidence, such as `score` or `combined`.
-        threshold: lowest confidence of an answer: the one passed to the search, else that of the model's
-            `calibration.json`, else None.
-        lowest_score: lowest score of a hit, if the search has a threshold; else None.
-        answerable: whether the confidence reaches the threshold; None if there is no threshold.
-        stale: reason why the threshold is doubtful: many passages have changed since it was chosen. Empty otherwise.
+        threshold: lowest confidence at which the query has an answer. It is the threshold passed to the search, else
+            that of the model's `calibration.json`, else None.
+        lowest_score: lowest score that a hit may have, if the search has a threshold; else None.
+        answerable: whether the confidence reaches the threshold; None if there is no threshold or no passage.
+        stale: reason why the threshold may be wrong: many passages have changed since it was chosen. Empty otherwise.
 
     Examples:
         >>> hits = rt.Hits([rt.Hit(0.31, "d1", "", "It lies on the Danube.")], best_score=0.31, threshold=0.42)
@@ -120,16 +120,16 @@ def hits_of(
 
     Args:
         threshold: lowest score of a hit; `kept` means the calibration's threshold of passages to keep.
-        calibration: calibration that gives hits a probability. Unless `threshold` is a score, it also decides whether a
+        calibration: gives each hit a probability. Unless `threshold` is a score, its threshold also decides whether a
             query has an answer.
-        confidence: confidence of each query, by the calibration.
+        confidence: confidence of each query, as the calibration defines it.
     """
     lowest_score: float | None = None
     if not isinstance(threshold, str):
         lowest_score = threshold
     else:
         if calibration is None or calibration.kept is None:
-            what = "no calibration of this system and these passages has such a threshold"
+            what = "there is no calibration of this system and these passages with a threshold of passages to keep"
             remedy = f"run `raytriever evaluate {flag_of('calibrate')} kept=0.95 f1` first"
             raise ConfigError(what, setting("threshold", threshold), remedy)
         threshold, lowest_score = None, calibration.kept.score
@@ -184,15 +184,11 @@ def format_hits(hits: Hits) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PassageIndex(ABC):
-    """Searchable index of a data set's passages, with their encoder and calibration.
-
-    Args:
-        calibration: meaning of the scores; None if it is unknown.
-    """
+    """Searchable index of a data set's passages, with their encoder and calibration."""
 
     dataset: RetrievalDataset
     retriever: TextEncoder
-    calibration: Calibration | None = None
+    calibration: Calibration | None = None  # meaning of the scores; None if it is unknown
 
     @property
     def documents(self) -> Documents:
@@ -201,7 +197,7 @@ class PassageIndex(ABC):
 
     @cached_property
     def decider(self) -> Decider:
-        """Function that computes the confidence of queries, by the calibration."""
+        """Function that computes the confidence of queries, as the calibration defines it."""
         return Decider(self.calibration, self.dataset.documents)
 
     @abstractmethod
@@ -211,7 +207,7 @@ class PassageIndex(ABC):
         """Return scores and positions of the k best passages that the index finds for each query."""
 
     def search(self, queries: Sequence[str], top: int, threshold: float | Literal["kept"] | None = None) -> list[Hits]:
-        """Return for each query the `top` passages with the highest scores, best first, none below the threshold.
+        """Return for each query the `top` passages with the highest scores, best first, but none below the threshold.
 
         Raises:
             ConfigError: the threshold is `kept`, and the calibration has no such threshold.
@@ -236,8 +232,7 @@ class ExactIndex(PassageIndex):
     ) -> ExactIndex:
         """Encode the passages, or read their embeddings from the cache. `retriever` was loaded with `config`.
 
-        `calibration` is a file that the user names; see `current_calibration`.
-        """
+        `calibration` is a file that the user names; see `current_calibration`."""
         retriever.prompts.check([dataset.name])
         current = current_calibration(
             config, dataset.name, dataset.documents, warn, int8=retriever.is_int8, file=calibration

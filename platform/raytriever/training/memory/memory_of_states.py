@@ -18,16 +18,15 @@ ZERO_BUCKET = 50_000_000
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes in addition to the gathered weights: a share of the weights, gradients, and optimizer states.
+    """Bytes in addition to the gathered weights: the worker's share of the weights, gradients, optimizer states.
 
     - Share: `zero3` and `fsdp2` store a share of the weights on each worker. During a step, `zero3` gathers all weights
       and `fsdp2` a block at a time.
-    - Gradients: one sum over the chunks (float32, trained weights only), and the copy by which DDP synchronizes
-      workers. Instead of that copy, ZeRO keeps a buffer of messages; `zero3` also keeps its share of the gradients and
-      the largest gradient. `fsdp2` keeps only its share.
+    - Gradients: the sum over the chunks (float32, trained weights only), and the copy that DDP synchronizes between
+      workers. Instead of that copy, ZeRO has a message buffer; `zero3` also has the worker's share of the gradients,
+      and the gradient of the largest parameter. `fsdp2` has only the worker's share.
     - Optimizer: the two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the number of workers. ZeRO adds a
-      float32 copy of the worker's share of the weights. Offloaded states use no GPU memory.
-    """
+      float32 copy of the worker's share of the weights. Offloaded states use no GPU memory."""
 
     share: int
     gradients: int
@@ -35,7 +34,7 @@ class StateBytes:
 
     @property
     def total(self) -> int:
-        """Sum of all."""
+        """Sum over all fields."""
         return self.share + self.gradients + self.optimizer
 
     @classmethod
@@ -84,10 +83,9 @@ def batch_bytes(share: WorkerTexts, device: str) -> int:
     """Return the bytes of the embeddings of the whole batch and of the scores, in float32, on a type of device.
 
     Three copies of a worker's own embeddings exist at once: by chunk, joined, and in the order of the batch. The loss
-    holds three tensors as large as its queries and the passages of all workers: scaled or gathered embeddings, their
-    gradient, and the scaled gradient. The loss decides the size of a panel of scores by the type of device; a temporary
-    tensor has the same size.
-    """
+    holds three tensors, each as large as the embeddings of its queries and of the passages of all workers: scaled or
+    gathered embeddings, their gradient, and the scaled gradient. It also holds one block of scores, whose size depends
+    on the type of device, and a temporary tensor of the same size."""
     candidates = share.workers * share.passages
     panel = candidates * panel_height(share.queries, FLOAT * candidates, device)
     return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)

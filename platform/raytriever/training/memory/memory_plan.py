@@ -3,15 +3,14 @@
 The bytes are those at the peak of a step: during the backward pass of a chunk, while the gradients of earlier chunks
 and the embeddings of the whole batch exist.
 
-- Weights: as prepared for training. `fsdp2` gathers one block and the next one at a time, by messages that are copies
-  of them. It keeps its share of the gradients only; those of a chunk are freed one after another.
-- A share of the weights, gradients and optimizer states: see `StateBytes`.
+- Weights: as prepared for training. `fsdp2` gathers two blocks at a time, the current and the next one, by messages
+  that are copies of them. It keeps its share of the gradients only; those of a chunk are freed one after another.
+- The worker's share of the weights, gradients and optimizer states: see `StateBytes`.
 - Cast weights: bf16 copies of float32 weights, which autocast makes and holds for a pass over all chunks.
-- Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
+- Batch: embeddings in float32 and one block of scores; see `batch_bytes`.
 - Guide: all weights of the encoder that masks false negatives, and its embeddings.
 - Activations and temporary tensors: simulated from the architecture; see `simulated_encoder`. Temporary tensors
-  include autograd's gradients of a chunk.
-"""
+  include autograd's gradients of a chunk."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ class MemoryPlan:
         sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
         state = StateBytes.of(settings, workers, weights, sizes, texts < self.share.texts)
         if settings.strategy == "fsdp2":
-            # The peak is one of two: the weights outside blocks and their message, or two blocks and one message.
+            # The peak is the larger of two: the weights outside blocks with their message, or two blocks with one.
             sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
             rest = weights - self.towers * sum(sizes)
             weights = rest + max(rest, 3 * max(sizes, default=0))
@@ -99,13 +98,12 @@ class MemoryPlan:
         )
 
     def largest(self, budget: int) -> int:
-        """Return the texts of the largest chunk whose bytes are at most `budget`, or up to 2 % fewer.
+        """Return the number of texts in the largest chunk whose bytes are at most `budget`, or up to 2 % fewer texts.
 
-        The texts have the greatest length. The result is 0 if not even one fits. Bytes are almost linear in the number
-        of texts, so few chunks are simulated.
-        """
+        All texts have the greatest length. The result is 0 if not even one text fits. Bytes are almost linear in the
+        number of texts, so few chunks are simulated."""
         parts, fits, fails = self.parts, 1, self.share.texts
-        if parts(fails).total <= budget:  # the most frequent case, with one simulation
+        if parts(fails).total <= budget:  # the most frequent case needs only one simulation
             return fails
         if parts(fits).total > budget:
             return 0

@@ -4,13 +4,12 @@ The model of a `config.json` is built and run on torch's fake tensors, which hav
 numbers follow from the code that training runs (architecture, adapters, autocast, activation checkpointing), for every
 architecture of transformers. An 8B model needs no weights and no GPU.
 
-Two CUDA kernels save other tensors for backward than those of a CPU. They are replaced here for a GPU:
+Two CUDA kernels save other tensors for backward than the CPU kernels do. For a GPU, this module simulates them:
 
 1. Fused attention saves queries, keys, values, output, the log-sum-exp of each row (float32), and the mask as an
-   additive bias `[texts, 1, tokens, tokens]`. It never stores scores by head. The heads of keys and values are repeated
-   before it, because grouped heads with a mask have no fused kernel.
-2. Autocast computes layer norms in float32 (on a CPU, in the type of their inputs).
-"""
+   additive bias `[texts, 1, tokens, tokens]`. It never stores the scores of each head. Grouped heads of keys and values
+   are repeated before the kernel, because no fused kernel accepts grouped heads with a mask.
+2. Autocast computes layer norms in float32 (on a CPU, in the type of their inputs)."""
 
 from __future__ import annotations
 
@@ -45,17 +44,11 @@ _NAME = "raytriever_fused"
 
 @dataclass(frozen=True)
 class ChunkBytes:
-    """Bytes of one chunk, in addition to the weights.
+    """Bytes of one chunk, in addition to the weights."""
 
-    Args:
-        cast: bf16 copies of weights, which autocast makes once and holds for all chunks.
-        kept: other bytes that are still allocated after the forward pass, because the backward pass needs them.
-        peak: peak in forward and backward, including the gradients of this chunk.
-    """
-
-    cast: int
-    kept: int
-    peak: int
+    cast: int  # bf16 copies of weights, which autocast makes once and holds for all chunks
+    kept: int  # other bytes that are still allocated after the forward pass, because the backward pass needs them
+    peak: int  # peak in forward and backward, including the gradients of this chunk
 
 
 class AllocationTracker(TorchDispatchMode):
@@ -124,10 +117,10 @@ class SimulatedEncoder:
         return [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
 
     def chunk_bytes(self, texts: int, tokens: int, frees_gradients: bool = False) -> ChunkBytes:
-        """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it. Each
-        gradient may be freed as soon as it is complete, as `fsdp2` does after reducing it.
+        """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it. With
+        `frees_gradients`, each gradient is freed as soon as it is complete, as by `fsdp2` after reducing it.
 
-        Raise `ModelError` if the model does not encode tokens, or its code depends on values of tensors."""
+        Raise `ModelError` if the model does not encode tokens, or if its code depends on values of tensors."""
         try:
             return self._run(texts, tokens, frees_gradients)
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -156,7 +149,7 @@ def _free_gradient(parameter: Tensor) -> None:
 
 
 def fake(module: nn.Module) -> FakeTensorMode:
-    """Replace a module's meta tensors by fake CPU tensors, in place, and return the mode of these."""
+    """Replace a module's meta tensors by fake CPU tensors, in place, and return the mode of the fake tensors."""
     mode, replaced = FakeTensorMode(), dict[Tensor, Tensor]()
     with mode:
         for part in module.modules():

@@ -1,9 +1,9 @@
-"""Chunk size of gradient caching: set by the user, or the largest whose activations fit into the free memory.
+"""Chunk size of gradient caching: set by the user, or the largest size whose activations fit into the free memory.
 
 1. Measure the activations of two small chunks. Their difference gives the memory of one text.
-2. Try as many texts as that predicts. Halve the number as long as memory runs out.
-3. All workers use the smallest result. If a later step runs out of memory, its chunk is halved, and the cache folder
-   stores the half under a key of everything that it depends on. No later search tries more."""
+2. Try the number of texts that this predicts. Halve it as long as memory runs out.
+3. All workers use the smallest result. If a later step runs out of memory, the chunk is halved. The cache stores the
+   halved size under a key of everything that it depends on. A later search with this key tries no larger chunk."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ FILE = "chunks.json"
 # Fraction of the free memory that activations may use. The rest is for temporary tensors, and for fragmentation.
 SHARE = 0.7
 PROBE = 2  # texts of the smaller of the two measured chunks
-# Types of devices for which a chunk is searched. On a CPU, memory is shared and paged, and a trial takes as long as a
-# step.
+# Types of devices for which a chunk is searched. Not on a CPU: its memory is shared and paged, and a trial takes as
+# long as a training step.
 SEARCHED = ("cuda",)
 
 
@@ -72,13 +72,13 @@ def find_chunk(
     chunk = _estimate(encode, min(texts, _halved().get(key, texts)), free_memory(device) - reserve)
     while not _fits(encode, parameters, chunk, device, reserve):
         if chunk == 1:
-            raise memory_error("not even one text fits into the memory that is free", device, "passage_length")
+            raise memory_error("not even one text fits into the free memory", device, "passage_length")
         chunk //= 2
     return None if chunk >= texts else chunk
 
 
 def trial(retriever: Retriever, length: int, precision: str, device: torch.device) -> Callable[[int], Tensor]:
-    """Return the `encode` of `find_chunk`. It encodes passages of one length, packed or padded as in training."""
+    """Return the function `encode` of `find_chunk`. Passages have one length, packed or padded as in training."""
 
     def encode(texts: int) -> Tensor:
         state = DropoutState.now(device)
@@ -108,7 +108,7 @@ def _fits(
 ) -> bool:
     ballast = None
     try:
-        # On a CPU, pages that are never written take no memory, so only the estimate accounts for the reserve there.
+        # On a CPU, pages that are never written take no memory. There, only the estimate accounts for the reserve.
         ballast = torch.empty(reserve, dtype=torch.uint8, device=device) if device.type == "cuda" else None
         torch.autograd.grad(encode(chunk).sum(), parameters, allow_unused=True)
     except Exception as error:
@@ -123,17 +123,16 @@ def _fits(
 
 
 def _halved() -> dict[str, int]:
-    """Return the stored, halved chunks in texts, by key; empty if the file cannot be read."""
+    """Return the stored sizes of halved chunks, in texts, by key. The result is empty if the file cannot be read."""
     with suppress(OSError, StorageError):
         return read_json(cache_folder() / FILE, dict[str, int], "remove it")
     return {}
 
 
 class ChunkChoice:
-    """Chooser of a worker's chunk size in tokens, at its start and after steps that ran out of memory.
+    """Chooser of a worker's chunk size in tokens, at the start of training and after steps that ran out of memory.
 
-    Create it before the strategy, which may shard the parameters, and before the optimizer has any state.
-    """
+    Create it before the strategy, which may shard the parameters, and before the optimizer has any state."""
 
     def __init__(
         self, settings: TrainingConfig, retriever: Retriever, precision: str, device: torch.device, workers: WorkerGroup
@@ -162,7 +161,7 @@ class ChunkChoice:
         )
 
     def first(self, texts: int) -> int | None:
-        """Return the initial chunk in tokens, None for a whole batch; all workers call it."""
+        """Return the initial chunk size in tokens; None means the whole batch. All workers call it."""
         given = self._settings.grad_cache_chunk
         if given is not None and given > texts:
             what = f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch"
@@ -170,8 +169,8 @@ class ChunkChoice:
         if not self._is_searched:
             return self._given
         fitting = self.search(texts)
-        # Several workers can vote on running out of memory only with gradient caching, so they use it even if all texts
-        # fit. A single chunk is not encoded twice.
+        # Only with gradient caching can several workers vote on whether one ran out of memory. So they use it even if
+        # all texts fit. A single chunk is not encoded twice.
         if fitting is None and self._workers.size == 1:
             return None
         # The chunk is counted in tokens, because more texts fit at a time if they are shorter.

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO stages 1 to 3, and the slices of a state that DeepSpeed (0.19) has sharded.
+"""DeepSpeed's ZeRO stages 1 to 3, and the slices of the state that DeepSpeed (0.19) shards.
 
 Stage 1 shards the optimizer state over the workers, stage 2 also the gradients, stage 3 also the weights (Rajbhandari
 et al., 2020, arXiv:1910.02054).
@@ -6,10 +6,10 @@ et al., 2020, arXiv:1910.02054).
 Stage 3 first loads the whole model into the memory of each worker, then shards it. A worker holds its shard between
 steps, and the whole model during a step (`_gathered`); otherwise each chunk of a batch would gather it again.
 
-Slices: stages 1 and 2 concatenate all parameters of a group, and each worker has a range of them; `_hp_mapping` of a
-parameter has the position of its slice. In stage 3, each worker has an equal, padded slice of each parameter. The
-optimizer's moments belong to the float32 tensors of these ranges. DeepSpeed's own checkpoints are not used, because
-they are pickled and tied to the number of workers."""
+Slices: stages 1 and 2 concatenate all parameters of a group, and each worker has a range of the result. The attribute
+`_hp_mapping` of a parameter has the position of its slice. In stage 3, each worker has a slice of each parameter; all
+are equally long and padded. The optimizer has moments for the float32 tensors of these ranges. DeepSpeed's own
+checkpoints are not used, because they are pickled and tied to the number of workers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Zero(Strategy):
             },
         )[0]
         if stage == 3:
-            # Remove its hooks, which would gather and free the parameters of every module for every chunk.
+            # Remove DeepSpeed's hooks, which would gather and free the parameters of every module for every chunk.
             self._engine.optimizer.parameter_offload.destroy()
 
     def forward_backward(self, batch: Batch) -> LossOutput:
@@ -150,7 +150,7 @@ def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> I
 
 @torch.no_grad()
 def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, optimizer: Any, rank: int) -> None:
-    """Load a state; every worker reads all slices and keeps its own."""
+    """Load a state. Every worker reads all slices and keeps its own ones."""
 
     def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
         if not kind:

@@ -5,9 +5,9 @@ frozen ones too, are gathered for its forward and its backward pass and then fre
 after each chunk. No worker ever holds all weights or gradients. Every chunk communicates, so all workers encode the
 same number of chunks. A worker with fewer encodes its first chunk again, without effect on the loss.
 
-Gradient caching usually computes gradients by `torch.autograd.grad`, which FSDP2 does not see. So each chunk has its
-own backward pass here. These passes leave some gradients unreduced, such as those of the loss; the backward pass of an
-empty module (`_Root`) reduces them."""
+Gradient caching usually computes gradients by `torch.autograd.grad`, which does not call the hooks of FSDP2. So each
+chunk has its own backward pass here. These passes leave some gradients unreduced, such as those of the parameters of
+the loss. The backward pass of an empty module (`_Root`) reduces them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FullyShard(Strategy):
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         ensure_group(self._device)
-        # The warning is about changes in place of outputs that are views; nothing changes embeddings in place.
+        # The warning is about in-place changes of outputs that are views. Nothing changes embeddings in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         retriever = self._objective.retriever
         _unshare(retriever.query.backbone, retriever.passage.backbone)
@@ -123,7 +123,7 @@ class FullyShard(Strategy):
                 del module.__dict__[name]
 
     def _start(self, parameter: Tensor) -> int:
-        """Return the index of the first value of this worker's slice of a parameter, which is cut by rows."""
+        """Return the index of the first value of this worker's slice. The parameter is cut between rows."""
         if not hasattr(parameter, "to_local"):
             return 0
         rows = -(-len(parameter) // self._workers.size)

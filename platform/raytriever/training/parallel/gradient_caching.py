@@ -2,15 +2,15 @@
 
 1. Cut queries and passages into chunks, in the order of their length. A chunk is padded to its own longest text.
 2. Encode every chunk without keeping activations; save the state of the dropout generators.
-3. The loss of all embeddings gives dL/dembedding, and the gradients of the loss's own parameters.
+3. Differentiate the loss L: this gives dL/dembedding, and the gradients of the loss's own parameters.
 4. Encode every chunk again, with the same dropout, and propagate its dL/dembedding to the parameters, where the
    gradients of the chunks add up. The last chunks are not encoded again: step 2 kept their activations.
 
-All of this happens in forward. Its result is the value of the loss, with gradients that are already computed; backward
-only delivers them, each once. So a data-parallel wrapper sees one forward and one backward, synchronizes once, and
-needs neither `no_sync` nor an accumulation boundary. With several workers, the backward pass of the smallest chunk is
-left to the wrapper, which reduces gradients while it computes them. A cached step equals an uncached step over the same
-chunks, dropout included: both draw their masks chunk by chunk from the same generators."""
+All of this happens in the forward pass. Its result is the value of the loss, with gradients that are already computed.
+The backward pass only delivers each of them once. So a data-parallel wrapper synchronizes once, and needs neither
+`no_sync` nor an accumulation boundary. With several workers, the backward pass of the smallest chunk is left to the
+wrapper, which reduces gradients while that pass computes others. A cached step equals an uncached step over the same
+chunks, dropout included: both draw the masks of each chunk from the same generators."""
 
 from __future__ import annotations
 
@@ -58,19 +58,13 @@ Encode = Callable[[TokenBatch, Side], Tensor]
 
 @dataclass(eq=False)
 class _Chunk:
-    """Chunk of a batch, with the results of the passes over it.
-
-    Attributes:
-        state: dropout state before its first pass; not set if its activations are kept.
-        embeddings: embeddings with their activations, until they are differentiated.
-        gradient: gradient of the loss by its embeddings.
-    """
+    """Chunk of a batch, with the results of the passes over it."""
 
     tokens: TokenBatch
     side: Side
-    state: DropoutState = field(init=False)
-    embeddings: Tensor | None = None
-    gradient: Tensor = field(init=False)
+    state: DropoutState = field(init=False)  # dropout state before its first pass; not set if its activations are kept
+    embeddings: Tensor | None = None  # embeddings with their activations, until they are differentiated
+    gradient: Tensor = field(init=False)  # gradient of the loss by its embeddings
 
 
 def cached_loss(
@@ -107,7 +101,7 @@ def cached_loss(
 
     def encode_all() -> list[Tensor]:
         embeddings = []
-        # Two contexts: autocast caches cast weights, and a cast without gradients must not be used in a pass with them.
+        # Two contexts, because autocast caches the cast weights: a pass with gradients needs casts made with gradients.
         with torch.no_grad(), precision():
             for chunk in earlier:
                 chunk.state = DropoutState.now(device)
@@ -123,12 +117,12 @@ def cached_loss(
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
     for chunk, gradient in zip(chunks, by_embedding.split([texts_of(one.tokens) for one in chunks]), strict=True):
         chunk.gradient = gradient
-    # The smallest chunk: its backward pass is outside the vote, and fits because larger chunks did.
+    # The chunk to leave is the smallest. Its backward pass comes after the vote, and fits because larger chunks did.
     left = min(chunks, key=lambda chunk: tokens_of(chunk.tokens)) if leaves_chunk else None
     total = None if vote is None else _Total(encoder)
 
     def differentiate() -> None:
-        """Add up the gradients of all chunks except `left`, which is encoded last."""
+        """Add up the gradients of all chunks except `left`, and encode `left` last."""
         add = torch.autograd.backward if total is None else total.add
         for chunk in reversed(last):
             if chunk is not left and chunk.embeddings is not None:
@@ -157,7 +151,7 @@ def cached_loss(
 
 
 def count_kept(texts: Sequence[Texts], tokens: int) -> int:
-    """Return how many of the last chunks have at most `tokens` tokens in total; at least 1."""
+    """Return the largest number of last chunks with at most `tokens` tokens in total, but at least 1."""
     kept = total = 0
     for chunk, _ in reversed(texts):
         total += tokens_of(chunk)
@@ -183,7 +177,7 @@ class _Total:
             total = self.gradients[index]
             if own is None:
                 continue
-            # Autograd may return one tensor for several parameters. So only a sum made here is added to in place.
+            # Autograd may return one tensor for several parameters. So only sums made here are changed in place.
             if total is None:
                 self.gradients[index] = own
             elif self._chunks[index] == 1:
@@ -214,7 +208,7 @@ class _Delivery(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Scaled and released one at a time, so that scaling takes the memory of one parameter only.
+        # Gradients are scaled and released one at a time, so that scaling takes the memory of only one parameter.
         gradients = ctx.gradients[::-1]
         ctx.gradients = []
         return None, None, *(gradients.pop() * grad for _ in range(len(gradients)))
@@ -234,14 +228,13 @@ class Vote:
 
     A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards its partial results,
     `ChunkChoice.smaller` halves the chunk and stores it, and the loop runs the step again. In other places, and with
-    FSDP2, a worker that runs out of memory raises. Ray Train then restarts all workers, with a smaller chunk.
-    """
+    FSDP2, a worker that runs out of memory raises. Ray Train then restarts all workers, with a smaller chunk."""
 
     def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do this worker's own work, which calls no collective, and return its result. One `OutOfMemory` is of all."""
+        """Return the result of `work`, which calls no collective. All workers raise `OutOfMemory` if one runs out."""
         results: list[T] = []
         reason = "another worker ran out of memory"
         try:

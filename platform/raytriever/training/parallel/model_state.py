@@ -1,11 +1,11 @@
 """State of model and optimizer as slices for checkpoints.
 
-A slice is a range of values of one flattened tensor. Weights have their names in the module. AdamW's moments are called
-`NAME:exp_avg` and `NAME:exp_avg_sq`, its step count `NAME:step`. Slices do not depend on the layout of a strategy or on
-the number of workers, so any strategy reads the state of any other.
+A slice is a range of values of one flattened tensor. A weight is stored under its NAME in the module, its moments in
+AdamW under `NAME:exp_avg` and `NAME:exp_avg_sq`, and its step count under `NAME:step`. Slices do not depend on the
+strategy or the number of workers, so any strategy reads the state of any other.
 
-Frozen weights have no slices. They do not change, so a run reads them again from the model that it trains. Checkpoints
-hold their digest."""
+Frozen weights have no slices. They do not change, so a run reads them again from the model that it trains. A checkpoint
+has only their digest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raytriever.models.checkpoint_model import CHECKPOINT, OTHER_OUTPUT, Slice, 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
-SAME_RUN = f"give the model, the settings and the data of this run, or another {setting('output')}"
+SAME_RUN = f"give the model, settings and data that made the checkpoint, or another {setting('output')}"
 
 
 def slices_of(
@@ -86,7 +86,7 @@ def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: to
 
 
 def device_of_steps(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
-    """Return the device of AdamW's step count: that of the parameter if it is fused or capturable, else the CPU."""
+    """Return the device of AdamW's step count: the parameter's if AdamW is fused or capturable, else the CPU."""
     is_next_to_it = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
     return parameter.device if is_next_to_it else torch.device("cpu")
 
@@ -106,8 +106,7 @@ def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | Non
 def frozen_digest(module: nn.Module) -> str | None:
     """Return 16 digits of the SHA-256 of all frozen weights; None if there are none.
 
-    Weights are rounded to bf16 first, so that the digest does not depend on their type.
-    """
+    Weights are rounded to bf16 first, so that the digest does not depend on their type."""
     digest = sha256()
     frozen = [item for item in module.named_parameters() if not item[1].requires_grad]
     for name, parameter in frozen:

@@ -23,8 +23,7 @@ from raytriever.training.parallel.gradient_caching import Encode, Vote, cached_l
 def level(texts: Buckets, vote: Vote) -> Buckets:
     """Repeat the first chunk until all workers have the same number of chunks; all workers call it.
 
-    The first chunk has the shortest texts. `indices` refers to no repetition, so these have no effect on the loss.
-    """
+    The first chunk has the shortest texts. `indices` leaves the repetitions out, so they have no effect on the loss."""
     chunks = len(texts.buckets)
     return Buckets(texts.buckets + texts.buckets[:1] * (vote.maximum(chunks) - chunks), texts.indices)
 
@@ -67,7 +66,7 @@ class Objective(nn.Module):
         passes: Passes = [(batch.queries, "query"), (batch.passages, "passage")]
         tokens = sum(map(tokens_of, (*batch.queries.buckets, *batch.passages.buckets)))
         if batch.chunk is None or (tokens <= batch.chunk and not self.chunks_communicate):
-            passes = self.retriever.passes(batch.queries, batch.passages)  # one pass where both sides are packed
+            passes = self.retriever.passes(batch.queries, batch.passages)  # packed queries and passages share one pass
         if self.chunks_communicate:
             passes = [(level(texts, self._vote), side) for texts, side in passes]
         chunks = [(chunk, side) for texts, side in passes for chunk in texts.buckets]
@@ -83,7 +82,7 @@ class Objective(nn.Module):
             return output
 
         if batch.chunk is None or not torch.is_grad_enabled():
-            # Each chunk casts the weights itself. With one cast for the batch, gradients would be summed in bf16.
+            # Each chunk casts the weights again. If all chunks shared a cast, gradients would be summed in bf16.
             return reduce(torch.cat([encode(chunk, side) for chunk, side in chunks]))
         return cached_loss(
             chunks,
@@ -93,7 +92,7 @@ class Objective(nn.Module):
             _trained(self.retriever),
             _trained(self.loss),
             None if self.chunks_communicate else self._vote,
-            # Chunks that communicate must run in the same order on all workers, so all keep the same number.
+            # Chunks that communicate must run in the same order on all workers, so all workers keep the same number.
             1 if self.chunks_communicate else count_kept(chunks, batch.chunk),
             self.leaves_chunk,
         )
@@ -115,8 +114,7 @@ def with_default_operands(config: LossConfig, precision: str, device: torch.devi
     """Let the loss multiply in TF32 if a GPU encodes in bf16, unless the user chose a precision.
 
     On an H100, the products of `mw` then take a fifth of their float32 time, and the gradient changes by 1e-4 of its
-    largest component. Embeddings that are computed in bf16 differ by more than that.
-    """
+    largest component. Embeddings that are computed in bf16 differ by more than that."""
     has_products = not set(SCORE_LOSSES).isdisjoint(config.terms)
     if config.loss_precision or precision != "bf16" or device.type != "cuda" or not has_products:
         return config

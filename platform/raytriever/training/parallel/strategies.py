@@ -23,7 +23,7 @@ from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
 
-# torch 2.13 renamed this setting, and warns about the old name.
+# torch 2.13 renamed this argument of DDP, and warns about the old name.
 _NEW = "forward_sync_buffers"
 _SEND_BUFFERS = _NEW if _NEW in signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
@@ -58,7 +58,7 @@ class Strategy(ABC):
         self._objective, self._optimizer, self._workers = objective, optimizer, workers
         self._device, self._max_grad_norm = device, max_grad_norm
         self._norm = torch.zeros((), device=device)
-        # 1 from the first step that was not finite on. Later steps then change no weight, even if they are finite.
+        # Becomes 1 at the first step that is not finite. Later steps then change no weight, even if they are finite.
         self._has_failed = torch.zeros((), device=device)
 
     @abstractmethod
@@ -66,17 +66,16 @@ class Strategy(ABC):
         """Return the loss of the global batch, and compute its gradient, which the workers synchronize once."""
 
     def clip_gradients(self) -> None:
-        """Scale the gradient of the global batch down to the largest norm."""
+        """Scale the gradient of the global batch down to `max_grad_norm`, if its norm is larger."""
         norm: Any = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
         self._norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def step(self, value: Tensor, number: int) -> Tensor:
         """Update the weights, and return the norm of the gradient before clipping, which a GPU may still compute.
 
-        If the loss `value` or the gradient is not finite, the step changes no parameter and raises `NotFiniteError`. An
-        optimizer with a flag on the device (`found_inf` of fused AdamW, made for gradient scalers) avoids this wait:
-        that step and all later ones change no parameter, and `StepReports` raises the error when it reads the step.
-        """
+        If the loss `value` or the gradient is not finite, the step changes no parameter and raises `NotFiniteError`. To
+        check this, the CPU waits for the GPU, unless the optimizer reads a flag on the device (`found_inf` of fused
+        AdamW). Then this step and all later ones change no parameter, and `StepReports` raises the error afterwards."""
         norm = self._norm
         try:
             if getattr(self._optimizer, "_step_supports_amp_scaling", False):
@@ -95,7 +94,7 @@ class Strategy(ABC):
         can be repeated in this process."""
         self._optimizer.zero_grad(set_to_none=True)
         for parameter, state in list(self._optimizer.state.items()):
-            if not {STEP, *MOMENTS} <= state.keys():  # only some of the moments could be allocated
+            if not {STEP, *MOMENTS} <= state.keys():  # memory ran out before all moments were allocated
                 del self._optimizer.state[parameter]
         return True
 
@@ -109,19 +108,17 @@ class Strategy(ABC):
     def state(self) -> Iterable[Slice]:
         """Return the slices of weights and moments that this worker writes to a checkpoint.
 
-        The slices of all workers hold each value once. They are valid until the next step, which overwrites them.
-        """
+        Each value is in one slice of one worker. Slices are valid until the next step, which overwrites them."""
         return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
 
     def load_state(self, slices: Iterable[Slice]) -> None:
         """Load weights and moments from the slices of any number of workers and of any strategy.
 
-        Every worker reads all slices. Slices of the same name follow each other.
-        """
+        Every worker reads all slices. Slices of the same name follow each other."""
         restore_replicated(slices, self._objective, self._optimizer)
 
     def release(self) -> None:  # noqa: B027 - an unsharded model needs nothing
-        """Restore the unsharded model, without hooks, on every worker. The strategy is not used afterwards."""
+        """Restore the unsharded model, without hooks, on every worker. Do not use the strategy afterwards."""
 
     def _gathered(self) -> AbstractContextManager[None]:
         """Return a context in which the sharded parameters that a step needs as a whole are gathered."""
@@ -136,8 +133,8 @@ class Replicas(Strategy):
         self._module: nn.Module = self._objective
         if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
             devices = [self._device.index] if self._device.type == "cuda" else None
-            # Buffers are constant, so they need not be sent in every step. Gradients that are views of the buckets save
-            # a copy as large as the model.
+            # Buffers are constant, so they need not be sent in every step. If gradients are views of DDP's buckets, no
+            # copy as large as the model is needed.
             settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._module = DistributedDataParallel(self._module, device_ids=devices, **settings)
             self._objective.leaves_chunk = True
@@ -167,4 +164,4 @@ def finite_or_refused(value: float, norm: float, number: int) -> None:
     if not (norm < float("inf") and abs(value) < float("inf")):
         raised = f"{setting('temperature')} or {setting('warmup_steps')}"
         remedy = f"lower {setting('learning_rate')}, raise {raised}, or use {setting('precision')} fp32"
-        raise NotFiniteError(f"the loss is {value}, its gradient's norm {norm}", f"step {number}", remedy)
+        raise NotFiniteError(f"the loss is {value}, the norm of its gradient is {norm}", f"step {number}", remedy)

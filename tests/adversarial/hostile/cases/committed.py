@@ -1,6 +1,5 @@
 """Committed directories that were altered: prepared data, stores, indexes, negatives, scores; damaged, or resealed with
-right digests.
-"""
+right digests."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ CASES = of_area(
     tracking("a tracking address of no known scheme", "carrier-pigeon://coop", "unknown scheme"),
     tracking("a tracking address of a port too high", "http://127.0.0.1:99999", "is no address"),
     tracking("a tracking database that is a folder", "sqlite:///{here}/letters", "is a folder"),
-    tracking("a tracking database of garbage", "sqlite:///{here}/letters/corpus.jsonl", "is no SQLite database"),
+    tracking("a tracking database of garbage", "sqlite:///{here}/letters/corpus.jsonl", "is not an SQLite database"),
     *[
         tracking(f"a tracking server at {words.split()[0]}", "http://127.0.0.1:9", "MLflow does not answer", words)
         for words in (EVALUATE, f"tune {LETTERS} --output out", "compare \"params.loss.loss = 'mw'\" --output p.html")
@@ -104,7 +104,7 @@ CASES = of_area(
         Case(
             f"a service's key {name}",
             "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1 --output out",
-            "key_variable: names a variable with a character that is invalid in a key",
+            "key_variable: names a variable whose value is not a valid key",
             env={"OPENAI_API_KEY": key},
         )
         for name, key in {"of two lines": "one\ntwo", "with letters of no header": "schl\u00fcssel\u2603"}.items()

@@ -77,7 +77,7 @@ CASES = of_area(
     corpus("no corpus", "letters: no corpus.jsonl or corpus.jsonl.gz", removed(CORPUS)),
     corpus("no queries", "letters: no queries.jsonl", removed("letters/queries.jsonl")),
     corpus("a folder of judgements that is empty", "", removed("letters/qrels"), folder("letters/qrels")),
-    corpus("a corpus of no bytes", "no row in it, the file is empty", write(CORPUS, b"")),
+    corpus("a corpus of no bytes", "has no rows: the file is empty", write(CORPUS, b"")),
     corpus("a corpus of NULs", "not JSON (Expecting value at column 1)", write(CORPUS, bytes(4096))),
     corpus(
         "a corpus in UTF-16",
@@ -86,11 +86,11 @@ CASES = of_area(
     ),
     corpus("a corpus with a byte order mark", "", dressed(CORPUS, before=b"\xef\xbb\xbf")),
     corpus("a corpus with lines that end as on Windows", "", dressed(CORPUS, line_ends=b"\r\n")),
-    corpus("a corpus that is a folder", "letters: no corpus.jsonl or corpus.jsonl.gz in it", folder(CORPUS)),
-    corpus("a gzip that is none", "the gzip is broken after row 0", removed(CORPUS), write(PACKED, b"not packed")),
+    corpus("a corpus that is a folder", "letters: has no corpus.jsonl or corpus.jsonl.gz", folder(CORPUS)),
+    corpus("a gzip that is none", "the gzip file is broken after row 0", removed(CORPUS), write(PACKED, b"not packed")),
     corpus(
         "a gzip with a wrong checksum",
-        "letters/corpus.jsonl.gz: the gzip is broken after row 0",
+        "letters/corpus.jsonl.gz: the gzip file is broken after row 0",
         packed(CORPUS),
         change(PACKED, lambda f: f.write_bytes(f.read_bytes()[:-8] + bytes(8))),
     ),
@@ -121,7 +121,7 @@ CASES = of_area(
     Case(
         "a folder without documents",
         "import papers --model model --output out",
-        "papers: no document in it; its files end in .exe (1)",
+        "papers: has no documents; its files end in .exe (1)",
         (write("papers/a.exe", b"MZ"),),
     ),
     Case(

@@ -217,5 +217,5 @@ def test_html_of_any_depth_is_read() -> None:
 def test_parsers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(read._MODULES, read.PDF, ("no_such_module",))
     require_parsers({"text", "Markdown"})
-    with pytest.raises(ConfigError, match=r"reading PDF needs further packages; pip install 'raytriever\[documents\]'"):
+    with pytest.raises(ConfigError, match=r"packages that read PDF are not installed; pip install"):
         require_parsers({"PDF", "text"})

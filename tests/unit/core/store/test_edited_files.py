@@ -148,7 +148,7 @@ def test_an_identity(tmp_path: Path) -> None:
     assert refused > count / 2
     for child in ("/etc", "../other"):
         file.write_text(json.dumps(content | {"children": [child]}))
-        with pytest.raises(UserError, match="is not in this one"):
+        with pytest.raises(UserError, match="is outside the run"):
             has_unsent_data(tmp_path, "mlflow")
 
 

@@ -189,7 +189,7 @@ def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None
     write(path_of(uri))
     object_stores.write_object(path_of(uri), b"an object")
     machine("two")
-    with pytest.raises(StorageError, match="is an object and a folder"):
+    with pytest.raises(StorageError, match="is both an object and a folder in the store"):
         complete(path_of(uri))
 
 
@@ -261,7 +261,7 @@ def test_a_full_disk_is_not_a_store_that_does_not_answer(
         remote_folders.pull(path_of(uri))
     assert str(caught.value) == (
         f"{full_disk}: the copies of s3://bucket cannot be written or read (No space left on device); "
-        "free some space there, or name another folder in RAYTRIEVER_COPIES"
+        "free some space there, or set RAYTRIEVER_COPIES to another folder"
     )
 
 

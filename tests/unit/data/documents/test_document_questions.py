@@ -95,7 +95,7 @@ def test_the_id_of_a_passage_names_it(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ("q,faq.md", "file 'faq.md' is one of 2: guide/faq.md, old/faq.md; write its path"),
+        ("q,faq.md", "2 files are called 'faq.md': guide/faq.md, old/faq.md; write the path"),
         ("q,gide/setup.md", "no file 'gide/setup.md' was read; did you mean 'guide/setup.md'?"),
         ("q,old/fax/setup.md", "no file 'old/fax/setup.md' was read; did you mean 'guide/setup.md'?"),
         ("q,zzz", "no file 'zzz' was read"),
@@ -114,7 +114,7 @@ def test_ids_that_are_used_twice(tmp_path: Path) -> None:
         tmp_path, "qid\tquestion\tfile\n1\ta\tmanual.pdf\n1\tb\tmanual.pdf\n2 3\tc\tmanual.pdf\n", "qa.tsv"
     )
     assert [(entry["row"], entry["reason"]) for entry in questions.bad] == [
-        (3, "id '1' has another question in line 2"),
+        (3, "line 2 has a different question with the id '1'"),
         (4, "id '2 3' has white space"),
     ]
 
@@ -133,7 +133,7 @@ def test_json_lines_and_named_columns(tmp_path: Path) -> None:
     [
         ("Frage,Datei\na,b\n", "", "no column of the question is recognized; it has Frage, Datei; name them"),
         ("Frage,Datei\na,b\n", "question=Frge", "has no column 'Frge'; it has Frage, Datei; did you mean 'Frage'?"),
-        ("question,file\n", "", "no question in it; give a row for each question"),
+        ("question,file\n", "", "has no questions; give a row for each question"),
         ("question,file,file\n", "", "the header names the column 'file' twice; rename one of them"),
         ("question,file\na,b\n", "question", "columns: 'question' is no ROLE=COLUMN"),
         ("question,file\na,b\n", "qestion=file", "columns: unknown name 'qestion'; did you mean 'question'?"),
@@ -143,7 +143,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, columns: str, mess
     with pytest.raises(DataError) as error:
         read(tmp_path, text, columns=columns)
     assert message in str(error.value)
-    with pytest.raises(DataError, match=r"qa\.xlsx: is neither CSV, TSV nor JSONL; save it as one of them"):
+    with pytest.raises(DataError, match=r"qa\.xlsx: is neither CSV, TSV nor JSONL; save it as .csv, .tsv or .jsonl"):
         read(tmp_path, text, "qa.xlsx")
 
 
@@ -191,8 +191,8 @@ def test_a_column_names_splits(tmp_path: Path) -> None:
     assert [question.split for question in questions.unanswerable.values()] == ["dev"]
     assert list(questions.groups()) == [["guide/setup.md"]]
     assert [(entry["row"], entry["reason"]) for entry in questions.bad] == [
-        (6, "split 'x' is none of train, dev, test"),
-        (7, "conflicting: the split is 'dev', in line 2 it is 'test'"),
+        (6, "split 'x' is not one of train, dev, test"),
+        (7, "conflicting: the split is 'dev', but in line 2 it is 'test'"),
     ]
 
 

@@ -46,7 +46,7 @@ def test_a_link_is_followed_within_the_folder_only(tmp_path: Path) -> None:
     (folder / "lost.md").symlink_to("nothing.md")
     (folder / "through.md").symlink_to("all/a.md")
     (tmp_path / "linked").symlink_to("docs")
-    out = "is a link out of the folder; copy what it names"
+    out = "is a link to a path outside the folder; copy the file into the folder"
     circle = "is a link to a folder that contains it; remove it"
     reasons = {
         "all": out,
@@ -54,14 +54,14 @@ def test_a_link_is_followed_within_the_folder_only(tmp_path: Path) -> None:
         "through.md": out,
         "guide/circle": circle,
         "latest/circle": circle,
-        "lost.md": "is a link to nothing; remove it",
+        "lost.md": "is a link to a path that does not exist; remove it",
     }
     assert listed(folder) == (["again.md", "guide/a.md", "latest/a.md"], reasons)
     assert listed(tmp_path / "linked") == listed(folder)
 
 
 def test_one_file_and_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file in it; give a folder with documents"):
+    with pytest.raises(DataError, match="has no files; give a folder with documents"):
         listed(tmp_path)
     (tmp_path / "a.md").touch()
     assert listed(tmp_path / "a.md") == (["a.md"], {})

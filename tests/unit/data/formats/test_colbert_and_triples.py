@@ -103,15 +103,13 @@ def test_an_id_that_is_not_in_the_collection_is_a_bad_row(tmp_path: Path) -> Non
 
 def test_a_folder_that_is_not_whole_is_one_line(tmp_path: Path) -> None:
     folder(tmp_path)
-    with pytest.raises(
-        DataError, match=r"no qrels\.tsv or triples\.json in it; it holds collection\.tsv, queries\.tsv"
-    ):
+    with pytest.raises(DataError, match=r"has no qrels\.tsv or triples\.json; it has collection\.tsv, queries\.tsv"):
         recognize(Source.open(tmp_path))
     (tmp_path / "queries.tsv").rename(tmp_path / "qrels.tsv")
-    with pytest.raises(DataError, match=r"no queries\.tsv in it; it holds collection\.tsv, qrels\.tsv; add it, with t"):
+    with pytest.raises(DataError, match=r"has no queries\.tsv; it has collection\.tsv, qrels\.tsv; add it, with t"):
         recognize(Source.open(tmp_path))
     folder(tmp_path, triples=triples(1), qrels=QRELS)
-    with pytest.raises(DataError, match=r"triples\.tsv: has texts, not ids of the collection next to it; move it into"):
+    with pytest.raises(DataError, match=r"triples\.tsv: has texts, but next to a collection it must have ids"):
         recognize(Source.open(tmp_path))
 
 

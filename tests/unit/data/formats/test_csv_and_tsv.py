@@ -19,7 +19,7 @@ def rows_of(file: Path, content: str | bytes) -> list[tuple[int, list[str] | str
     return list(TableFile.open(str(file)).rows())
 
 
-NEVER_CLOSED = "a quotation mark that is never closed begins its last field"
+NEVER_CLOSED = "its last field begins with a quotation mark that is never closed"
 
 
 @pytest.mark.parametrize(

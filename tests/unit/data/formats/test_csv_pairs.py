@@ -111,7 +111,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
         (b"Frage,Antwort\na,A\n", "", "no column of the query and of the passage is recognized; it has Frage, Ant"),
         (b"Frage,Antwort\na,A\n", "query=Frge,passage=Antwort", "has no column 'Frge'; it has Frage, Antwort; did you"),
         (b"query,passage\na,A\nb,B\n", "", "has 2 different queries, too few to divide into train, dev and test"),
-        (b"query,passage\n", "", "no row in it; give rows below the header"),
+        (b"query,passage\n", "", "has no rows; give rows below the header"),
         (b"query,passage\na,\xe9\n", "", "is no CSV file in UTF-8 (byte 0xe9 in line 2); save it again as UTF-8"),
         (b'query,passage\n"a,A\n', "", "faq.csv line 2: is no CSV (unexpected end of data)"),
         (b" \n", "", "the file is empty; give a header"),

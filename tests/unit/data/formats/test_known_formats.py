@@ -89,15 +89,15 @@ def test_an_unknown_folder_is_reported_with_the_known_formats(tmp_path: Path, wr
         recognize(Source.open(tmp_path / "set"))
     message = str(caught.value)
     assert (
-        "in no known format; it holds train (the fields chosen, prompt); known formats are beir: corpus.jsonl"
+        "in no known format; it contains train (the fields chosen, prompt); known formats are beir: corpus.jsonl"
         in message
     )
     assert "\n" not in message
     assert all(name in message for name in FORMATS if name != "ir_datasets")
-    with pytest.raises(DataError, match=r"not in the format dpr; it holds train \(the fields chosen, prompt\)"):
+    with pytest.raises(DataError, match=r"not in the format dpr; it contains train \(the fields chosen, prompt\)"):
         recognize(Source.open(tmp_path / "set"), "dpr")
     (tmp_path / "set" / "train.jsonl").rename(tmp_path / "set" / "train.txt")
-    with pytest.raises(DataError, match=r"in no known format; it holds train\.txt"):
+    with pytest.raises(DataError, match=r"in no known format; it contains train\.txt"):
         recognize(Source.open(tmp_path / "set"))
 
 
@@ -119,7 +119,7 @@ def test_the_format_of_the_contributors_page_is_one_row_of_the_table(
 def test_several_formats_are_reported_until_one_is_named(tmp_path: Path, write, read) -> None:
     write("a.jsonl", [LISTS])
     write("b.jsonl", [PAIR])
-    message = r"not in one format; it holds a \(flagembedding\), b \(sentence-transformers\); give one of the files"
+    message = r"has several formats; it contains a \(flagembedding\), b \(sentence-transformers\); give one"
     with pytest.raises(DataError, match=message):
         recognize(Source.open(tmp_path / "set"))
     assert read(tmp_path / "set", "flagembedding").positives() == [("a", "b", 0)]

@@ -91,9 +91,9 @@ def test_a_language_of_mr_tydi(read, put) -> None:
 @pytest.mark.parametrize(
     ("removed", "message"),
     [
-        ("docs-*", r"no corpus in it; it holds README.md, qrels, topics; add docs-0.jsonl.gz or corpus.jsonl \(docid"),
-        ("qrels/*", r"no judgements in it; it holds README.md, docs-0.jsonl.gz, .*; add qrels/qrels.NAME-dev.tsv or"),
-        ("topics/*", r"no file of queries in it; it holds README.md, docs-0.jsonl.gz"),
+        ("docs-*", r"has no corpus; it contains README.md, qrels, topics; add docs-0.jsonl.gz or corpus.jsonl \(docid"),
+        ("qrels/*", r"has no judgements; it contains README.md, docs-0.jsonl.gz, .*; add qrels/qrels.NAME-dev.tsv or"),
+        ("topics/*", r"has no file of queries; it contains README.md, docs-0.jsonl.gz"),
     ],
 )
 def test_what_is_missing_is_said(miracl: Path, removed: str, message: str) -> None:

@@ -53,9 +53,9 @@ def test_squad_as_on_the_hub(read, write, name: str) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (squad(ANSWERED | {"answers": [{"text": "Ada", "answer_start": 4}]}), '"answer_start" is 4, where the context'),
-        (squad(ANSWERED | {"answers": [{"text": "Ada", "answer_start": "0"}]}), '"answer_start" is 0, where the cont'),
-        (squad(ANSWERED | {"answers": [{"text": "Bob"}]}), "the context has no answer 'Bob'"),
+        (squad(ANSWERED | {"answers": [{"text": "Ada", "answer_start": 4}]}), '"answer_start" is 4, but the context'),
+        (squad(ANSWERED | {"answers": [{"text": "Ada", "answer_start": "0"}]}), '"answer_start" is 0, but the cont'),
+        (squad(ANSWERED | {"answers": [{"text": "Bob"}]}), "the context does not contain the answer 'Bob'"),
         (squad(ANSWERED | {"answers": [{"answer_start": 0}]}), 'no field "text"; the fields are answer_start'),
         (squad(ANSWERED | {"answers": "Ada"}), '"answers" is str, not a list'),
         (squad(ANSWERED | {"answers": {"text": ["Ada"], "answer_start": [0, 1]}}), '"answer_start" has 2 positions fo'),
@@ -112,7 +112,7 @@ def test_an_id_that_is_not_in_the_corpus_is_a_bad_row(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("train.json", QA | {"corpus": []}, '"corpus" is list, not an object; write it in the format llamaindex: q'),
-        ("train.json", {"data": []}, "in no known format; it holds "),
+        ("train.json", {"data": []}, "in no known format; it contains "),
         ("train.json", QA | {"queries": {}, "corpus": {}, "relevant_docs": {}}, "in no known format"),
     ],
 )

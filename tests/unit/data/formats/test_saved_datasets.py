@@ -63,6 +63,6 @@ def test_a_broken_file_is_one_line(tmp_path: Path, damage: str) -> None:
         file.write_bytes({"cut": raw[: len(raw) // 2], "words": b"no arrow at all", "empty": b""}[damage])
     with pytest.raises(DataError) as error:
         open_all_splits(tmp_path / "set")
-    expected = {"cut": "the Arrow is broken", "words": "is no Arrow", "pickled": "extension type", "empty": "no row"}
+    expected = {"cut": "Arrow file is broken", "words": "not an Arrow", "pickled": "extension type", "empty": "no row"}
     assert expected[damage] in str(error.value)
     assert str(file) in str(error.value)

@@ -87,9 +87,9 @@ def test_the_second_generation(tmp_path: Path, read, write) -> None:
 
 
 def test_a_part_alone_is_reported(read, write) -> None:
-    with pytest.raises(DataError, match=r"no corpus of docid, text in it; it holds train\.jsonl"):
+    with pytest.raises(DataError, match=r"has no corpus of docid, text; it contains train\.jsonl"):
         read(write("train.jsonl", SECOND))
-    with pytest.raises(DataError, match=r"no file of queries in it"):
+    with pytest.raises(DataError, match=r"has no file of queries"):
         read(write("corpus.jsonl", CORPUS))
 
 

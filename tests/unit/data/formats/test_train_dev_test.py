@@ -59,7 +59,7 @@ def test_a_file_of_test_questions(tmp_path: Path, write: object) -> None:
     dataset = opened(main, test_questions=str(test), dev_share=0.2)
     assert sizes(dataset) == {"train": (16, 8), "dev": (4, 2), "test": (2, 1)}
     write(test, [("Q3? ", "a", "yes")])  # type: ignore[operator]
-    with pytest.raises(DataError, match=r"held-out\.\w+ row \d: the question is in .*faq\.\w+ too; remove it from one"):
+    with pytest.raises(DataError, match=r"held-out\.\w+ row \d: question is also in .*faq\.\w+; remove it from one"):
         opened(main, test_questions=str(test))
 
 
@@ -79,7 +79,7 @@ def test_another_share_is_another_data_set(tmp_path: Path) -> None:
     ("settings", "error", "message"),
     [
         ({"test_share": 0.6, "dev_share": 0.5}, ConfigError, "are more than all questions"),
-        ({"test_share": 0.2, "test_questions": "t.csv"}, ConfigError, "has no effect; leave out this or"),
+        ({"test_share": 0.2, "test_questions": "t.csv"}, ConfigError, "no effect with test_questions; leave out one"),
     ],
 )
 def test_shares_that_cannot_be_used(

@@ -161,7 +161,7 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     assert err.startswith("error: budget: 0.0")
     assert " of 0.01 are used after " in err
     assert (
-        "and the next request may need more than is left; raise it, and run the same command again; answers are kept"
+        "and the next request may need more than is left; raise the limit, and run the same command again; answers"
         in err
     )
     assert not Path("out").exists()

@@ -49,7 +49,7 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
         ),
         (
             "{} --key-variable gsk_12345abc",
-            "key_variable: names an environment variable that is not set; export it, or name another",
+            "key_variable: names an environment variable that is not set; export the variable, or name another one",
         ),
         ("{} --budget 5", "budget: needs the prices of tokens; give price_in, or budget_tokens"),
         ("{} --candidates ,", "candidates: is empty; give bm25, dense or the path of a run"),
@@ -68,7 +68,7 @@ def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None
 def test_a_key_that_cannot_be_sent(error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nX-More: 1")
     line = error_line("--output", "o", "--base-url", "http://127.0.0.1:9/v1", "--llm", "judge")
-    assert line == "key_variable: names a variable with a character that is invalid in a key; set it to the key alone"
+    assert line == "key_variable: names a variable whose value is not a valid key; set it to the key alone"
 
 
 def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
@@ -80,8 +80,8 @@ def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics:
     for text, wrong in (
         ("q1 Q0 d1-1 1 0.5\n", ":1: is no line of a run; a line is `query Q0 document rank score tag`"),
         ("q1 Q0 d1-1 1 nan x\n", ":1: score 'nan' is no finite number; "),
-        ("\nq1 Q0 d99-1 1 0.5 x\n", ":2: unknown document id 'd99-1'; is it a run over topics?"),
-        ("q99 Q0 d1-1 1 0.5 x\n", ": ranks none of the 24 queries; is it a run over topics?"),
+        ("\nq1 Q0 d99-1 1 0.5 x\n", ":2: unknown document id 'd99-1'; give a run over topics"),
+        ("q99 Q0 d1-1 1 0.5 x\n", ": has none of the 24 queries; give a run over topics"),
         ("q\xff Q0 d1-1 1 0.5 x\n", ":1: is no line of a run; "),
     ):
         run_file.write_bytes(text.encode("latin-1"))

@@ -96,7 +96,7 @@ def test_models(serve: Callable[..., Any]) -> None:
 
 def test_addresses(serve: Callable[..., Any]) -> None:
     served = serve()
-    with pytest.raises(ServiceError, match=r"base_url: nothing answers at .* \(404\); the address often ends in /v1"):
+    with pytest.raises(ServiceError, match=r"base_url: nothing answers at .* \(404\); correct the address, which"):
         chat(replace(QUICK, base_url=served.endpoint.removesuffix("/v1")))
     served.end()
     with pytest.raises(ServiceError, match="gives no answer: no connection"):

@@ -112,20 +112,20 @@ def test_a_run_file_has_the_metrics_of_the_system_that_wrote_it(
         - (150 - 128 in np.flatnonzero((wanted.ranking[:, :3] == wanted.queries[:, None]).any(1))) / 32
     )
     assert short.notes() == [
-        "the file ranks up to 3 documents of a query, and later ranks count as not found",
+        "the file ranks at most 3 documents of a query; all others count as not found",
         "1 queries are not in the file: 'q150'",
     ]
     lost = 32 - round(32 * cut.metrics["recall_at_100"])
-    assert cut.notes == [f"{lost} of 32 relevant passages have no score; in the AUC they are below all others"]
+    assert cut.notes == [f"{lost} of 32 relevant passages have no score; for the AUC, they rank below all others"]
 
 
 @pytest.mark.parametrize(
     ("lines", "line"),
     [
-        ("q128 Q0 nobody 1 0.5 tag\n", "few.trec:1: unknown document id 'nobody'; is it a run over letters?"),
-        ("who Q0 d1 1 0.5 tag\n", "ranks none of the 160 queries; is it a run over letters?"),
+        ("q128 Q0 nobody 1 0.5 tag\n", "few.trec:1: unknown document id 'nobody'; give a run over letters"),
+        ("who Q0 d1 1 0.5 tag\n", "has none of the 160 queries; give a run over letters"),
         ("q128 Q0 d1 1 tag\n", "few.trec:1: is no line of a run; a line is `query Q0 document rank score tag`"),
-        ("q128 Q0 d1 1 0 tag\nq128 Q0 d2 2 0 tag\n", "has one score for all documents of a query, so it ranks nothing"),
+        ("q128 Q0 d1 1 0 tag\nq128 Q0 d2 2 0 tag\n", "has equal scores for all documents of each query, so"),
     ],
 )
 def test_a_broken_run_is_one_line(lines: str, line: str, dataset: RetrievalDataset, tmp_path: Path) -> None:

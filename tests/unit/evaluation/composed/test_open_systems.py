@@ -86,7 +86,7 @@ def test_all_systems_are_measured_side_by_side(
     assert costs == {"bm25": (0, 0), "vectors": (0, 0), "mine.trec": (0, 0), "tiny": (192, 0), "judged": (0, 320)}
     text = format_results(results)
     assert "tiny: the weight of the first system is " in text
-    assert "judged: the cross-encoder orders the best 10 of a query, and later ranks count as not found." in text
+    assert "judged: the cross-encoder orders the best 10 documents of a query; all others count as not found." in text
     assert re.search(r"letters +judged +0 +320 +\d+\.\d\d", text)
     assert {row.model for row in results.pairs} | {row.against for row in results.pairs} == set(figures)
 
@@ -122,7 +122,7 @@ def test_a_new_question_is_ranked_by_bm25_a_fusion_and_a_reranking(
         assert len(hits) == 3
         assert "d7" in [hit.document_id for hit in hits]
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    with pytest.raises(ConfigError, match="run:x has results for the queries of its file alone"):
+    with pytest.raises(ConfigError, match="run:x has results only for the queries of its file"):
         search_system(RunFile("x"), str(tiny_dataset), "anything", 3)
 
 
@@ -149,7 +149,7 @@ def test_a_fusion_and_a_reranking_decide_by_their_own_calibration(
             search_system(parse_system(name), str(tiny_dataset), texts[0], 2, None, "fp32", other)
     notes = results.about["letters"].notes
     [weighted] = [model for model in results.models if model.endswith("weighted")]
-    said = "thresholds are chosen on the queries that chose the weight, so a promised share is not exact"
+    said = "weight and thresholds are chosen on the same queries, so a promised share is not exact"
     assert [said in lines for lines in notes.values()] == [model == weighted for model in notes]
     assert said in format_results(results)
     assert said not in format_results(measure(f"bm25+{tiny_encoder}:weighted"))

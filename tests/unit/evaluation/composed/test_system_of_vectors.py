@@ -68,7 +68,7 @@ def test_missing_vectors_are_counted_and_rank_nothing(
     assert (evaluation.ranking[12] == -1).all()  # of q140
     assert not np.isin(evaluation.ranking, [130, 131]).any()
     assert evaluation.positive_scores[[2, 3, 12]].max() < evaluation.negative_scores.min()
-    assert "3 of 32 relevant passages have no score; in the AUC they are below all others" in evaluation.notes
+    assert "3 of 32 relevant passages have no score; for the AUC, they rank below all others" in evaluation.notes
     assert "2 passages have no vector: 'd130', 'd131'" in system.notes()
     assert "1 queries have no vector: 'q140'" in system.notes()
 
@@ -92,7 +92,7 @@ def broken(folder: Path, **arrays: Any) -> Path:
         ({PASSAGES: np.ones((4, 3), np.float32)}, "has 4 rows, passages.ids.txt has 3 ids"),
         ({PASSAGES: np.ones((3, 3), np.int32)}, "holds values of type '<i4', expected float16 or float32 or float64"),
         ({"passages_ids": ["d0", "d1", "d0"]}, "has the id 'd0' twice"),
-        ({"queries_ids": ["x", "y", "z"]}, "has no id of the queries of letters, such as 'q0', but 'x'"),
+        ({"queries_ids": ["x", "y", "z"]}, "has ids like 'x', but no queries of letters, such as 'q0'"),
     ],
 )
 def test_broken_vectors_are_one_line(
@@ -113,5 +113,5 @@ def test_a_folder_without_queries_and_rows_of_other_widths_are_one_line(tmp_path
     with pytest.raises(DataError, match="the embedding of 'q1' has 1 components, others have 2"):
         open_vectors(str(folder), QUERIES)
     (folder / "queries.jsonl").write_text('{"id": "q0", "embedding": [1, "x"]}\n')
-    with pytest.raises(DataError, match=r"queries.jsonl:1: is no row"):
+    with pytest.raises(DataError, match=r"queries.jsonl:1: is not a row"):
         open_vectors(str(folder), QUERIES)

@@ -150,7 +150,7 @@ def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp
     [row] = Results.read(folder).thresholds
     assert row.checked_on == row.chosen_on
     assert row.unanswerable["foreign"].whole == 9
-    assert "TinyReranking: queries that are made have no candidates, so they are left out" in lines
+    assert "TinyReranking: queries of other data sets have no candidates, so they are left out" in lines
 
 
 def test_prompts_are_those_that_mteb_chooses(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_sizes_are_read_and_shown_with_a_unit() -> None:
         ("prune --max-size lots", "--max-size: 'lots' is not a size; give a size such as 500MB or 10GB"),
         ("prune --max-age soon", "--max-age: 'soon' is not an age; give an age such as 12h or 30d"),
         ("prune", "`cache prune` needs --max-size or --max-age; give a size, such as --max-size 10GB, or an age"),
-        ("list --max-age 1d", "`cache list` has no --max-age; leave it out, or give `cache prune`"),
+        ("list --max-age 1d", "`cache list` has no --max-age; leave it out, or use `cache prune`"),
         ("lsit", "unknown action 'lsit'; did you mean 'list'?"),
     ],
 )

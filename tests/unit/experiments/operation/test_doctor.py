@@ -78,7 +78,7 @@ def test_a_check_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch)
         yield OK, "too late"
 
     monkeypatch.setattr(doctor, "CHECKS", [Check("disks", hangs, "mount it again")])
-    line = "error    disks    no answer within 0.5 s, because a disk or a server is down; mount it again"
+    line = "error    disks    no answer within 0.5 s; a disk or a server may be down; mount it again"
     assert examine(0.5) == [(ERROR, line)]
 
 

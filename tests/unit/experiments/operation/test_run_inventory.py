@@ -136,7 +136,7 @@ def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, 
     [
         (["finished", "stopped"], 2, True, True, FINISHED, "2 of 2 trials"),
         (["finished", "failed"], 2, True, True, FINISHED, "2 of 2 trials, 1 failed"),
-        (["finished", "finished"], 2, False, False, INTERRUPTED, "2 of 2 trials; the best is not measured"),
+        (["finished", "finished"], 2, False, False, INTERRUPTED, "2 of 2 trials; the best is not evaluated"),
         (["finished", "finished"], 4, False, False, INTERRUPTED, "2 of 4 trials"),
         # More trials were asked for after it had ended: `best/` is that of the first two.
         (["finished", "finished"], 4, True, False, INTERRUPTED, "2 of 4 trials"),
@@ -206,7 +206,7 @@ def test_cleaning_shows_the_loss_and_removes_nothing_without_yes(
     assert (
         f"{folder}/finished: 2 checkpoints of a finished run; the model, the metrics and the report are kept, " in out
     )
-    assert f"{folder}/interrupted: 2 checkpoints of an interrupted run: 8 steps of training; the same command" in out
+    assert f"{folder}/interrupted: 2 checkpoints of an interrupted run: 8 steps are lost; the same command" in out
     assert "nothing was removed; --yes removes " in out
     assert sorted(folder.rglob("*")) == before
 

@@ -86,8 +86,7 @@ def state_gigabytes(parameters: int, strategy: str = "ddp", workers: int = 1, ca
 
     ZeRO shards the moments (stage 1), the gradients too (2; cached, a worker keeps their whole sum), and the weights
     too (3), of which a worker has all within a step (Rajbhandari et al., 2020, arXiv:1910.02054, figure 1). It adds a
-    copy of the weights that a worker updates. FSDP2 shards all, and the weights of one block are not counted.
-    """
+    copy of the weights that a worker updates. FSDP2 shards all, and the weights of one block are not counted."""
     stage, share = int(strategy[-1]) if strategy.startswith("zero") else 0, -(-parameters // workers)
     if strategy == "fsdp2":
         return 16 * share / 1e9

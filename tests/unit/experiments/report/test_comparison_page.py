@@ -126,7 +126,7 @@ def test_the_auc_of_runs_is_tested(tmp_path: Path) -> None:
     assert re.search(r"AUC.*mw-0.*infonce-0.*yes, p &lt;0.001", table, re.DOTALL)
     assert "is not tested" not in text
     write_comparison(tmp_path / "page.html", [runs[0], replace(runs[1], queries={})])
-    assert "No difference of infonce-0 is tested: the run has no" in (tmp_path / "page.html").read_text()
+    assert "infonce-0: no difference is tested, because there are no" in (tmp_path / "page.html").read_text()
 
 
 def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
         ("config.yaml", "loss: {}", "holds a run that is not finished"),
         ("trials.json", "{}", "holds a sweep; give .*/best, its best trial, when it is finished"),
         ("metrics.json", '{"format": 1}', "evaluation: holds no results.json"),
-        ("results.json", '{"models": {}}', "has no number of its format; this version reads format 3; evaluate again"),
+        ("results.json", '{"models": {}}', "has no format number; this version reads format 3; evaluate again"),
     ],
 )
 def test_a_directory_without_a_run_gives_one_line(tmp_path: Path, file: str | None, content: str, message: str) -> None:

@@ -135,7 +135,7 @@ def test_queries_with_fewer_hard_negatives_are_counted(tiny_dataset: Path, tmp_p
         return lacking_negatives(dataset, data, table)
 
     assert line(counts) == (
-        "letters: 7 of 96 training queries have fewer than 2 and repeat theirs; "
+        "letters: 7 of 96 training queries have fewer than 2 hard negatives and repeat them; "
         "2 of these have none and get random passages"
     )
     assert line(np.full(len(queries), 2)) == ""

@@ -245,9 +245,9 @@ def test_a_flag_of_training_is_stored_for_its_data_sets(instructed: Path, tiny_d
         ({"query_prompt_name": "s2s", "query_prompt": "x"}, "query_prompt_name: and query_prompt contradict"),
         (
             {"dataset_prompts": {"leters-query": "x"}},
-            "dataset_prompts: 'leters-query' is a prompt of no data set here; did you mean",
+            "dataset_prompts: 'leters-query' is a prompt for none of the data sets in use; did you mean",
         ),
-        ({"query_prompt": "many words " * 20}, "and leaves no room for the text; give a larger query_length"),
+        ({"query_prompt": "many words " * 20}, "and leaves none for the text; give a larger query_length"),
     ],
 )
 def test_wrong_prompts_end_in_one_line(

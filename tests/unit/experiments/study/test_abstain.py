@@ -104,8 +104,7 @@ def write_evaluation(
 ) -> None:
     """Write the files of an evaluation that the analysis reads.
 
-    `quality` and `margin` are by how much the score and the margin are higher for right answers.
-    """
+    `quality` and `margin` are by how much the score and the margin are higher for right answers."""
     [source] = questions.parts.values()
     dataset = open_dataset(source, [questions.split], max_bad_rows=1.0)
     names = sorted(read_qrels(Path(source), questions.split))

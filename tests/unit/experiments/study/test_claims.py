@@ -35,8 +35,7 @@ NDCG = ("ndcg_at_10",)
 def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, queries: int = 200) -> SeededResults:
     """Return results with one mean per seed for each row and data set; a row of one mean is not trained.
 
-    Queries of the rows differ by chance.
-    """
+    Queries of the rows differ by chance."""
     result = {}
     for index, (cell, values) in enumerate(means.items()):
         drawn = np.random.default_rng(index).normal(0, deviation, queries)

@@ -139,7 +139,7 @@ def test_claims_are_judged(file: Path) -> None:
         ("above: [MW 2, InfoNCE]", "above: MW 2", "claim 1: above names 1 arms; give two arms"),
         ("best: MW 2", "worst: MW 2", "claim 3: holds {'worst': 'MW 2'}; give one of above, alike, above_on_average"),
         ("batch_size: 16", "batch_size: -1", "arm 'InfoNCE': batch_size: -1 is out of range"),
-        ("{loss: {loss: infonce}}", "{data: {dataset: x}}", "arm 'InfoNCE': data.dataset is set; every arm trains on"),
+        ("{loss: {loss: infonce}}", "{data: {dataset: x}}", "arm 'InfoNCE': data.dataset is set; remove it, and name"),
         ("InfoNCE: {", "MW_2: &x {", "unknown name 'InfoNCE'"),
         ("BM25: bm25", "BM25: 5", "mine.yaml: arm 'BM25': holds 5; give `NAME: value` lines"),
         ("best: MW 2", "best: [MW 2, InfoNCE]", "claim 3: best names 2 arms; give one arm"),

@@ -45,7 +45,7 @@ def test_a_shard_over_which_three_processes_died_is_named(case: Case) -> None:
     encoder = ShardEncoder(writer, lambda: case.retriever, str(case.dataset.location))
     words = (
         r"letters \(passage\), rows 49 to 96: 3 processes died while they loaded the model or encoded these texts; "
-        r"free memory, lower batch_tokens, or remove the text that is at fault; then run the same command again$"
+        r"free memory, lower batch_tokens, or remove the text that causes the failure; then run the same command again$"
     )
     with pytest.raises(ModelError, match=words):
         list(encoder.encode([1]))

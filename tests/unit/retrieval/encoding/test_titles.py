@@ -89,7 +89,7 @@ def test_other_places_are_refused(tiny_encoder: Path) -> None:
         (PromptTable(passage="{title} {title}"), "passage_prompt"),
         (PromptTable(passage="title: {title} | text: {text}"), "passage_prompt"),
     ):
-        with pytest.raises(ModelError, match=f"{flag}: the prompt .* which would be encoded as it is"):
+        with pytest.raises(ModelError, match=f"{flag}: the prompt .* which nothing would replace"):
             table.of("scifact")
     unpooled = load_retriever(ModelConfig(str(tiny_encoder), passage_prompt="passage: "))
     object.__setattr__(unpooled.description, "pool_prompt", False)

@@ -136,7 +136,7 @@ def test_all_that_takes_a_model_takes_an_endpoint(
     assert KEY not in out + err
     for command in ("train", "export"):
         assert run(command, [*model[:2], *(data if command == "train" else []), "--output", "other"]) == 2
-        assert "error: openai:judge: has no files here, which this command needs; " in capsys.readouterr().err
+        assert "error: openai:judge: has no files on this machine; " in capsys.readouterr().err
 
 
 def test_a_budget_ends_a_command_which_continues(
@@ -149,7 +149,7 @@ def test_a_budget_ends_a_command_which_continues(
         assert run("encode", [*words, "--budget-tokens", "600"]) == 2
         line = capsys.readouterr().err.splitlines()[-1]
         assert line.startswith("error: budget_tokens: ")
-        assert "of 600 are used, and the next request may need more; raise it" in line
+        assert "of 600 are used, and the next request may exceed the rest; raise it" in line
         tokens = sum(len(text.encode()) // 4 + 1 for text in paid(served))
         assert 500 < tokens <= 600
     assert run("encode", words) == 0
@@ -177,7 +177,7 @@ def test_a_text_that_is_too_long_is_cut(serve: Callable[..., Served], capsys: py
     cut = [text for text in paid(served) if len(text) > 50]
     assert all(75 < len(text) <= 100 for text in cut)
     assert all(any(text.startswith(part) for part in cut) for text in texts[1:])
-    assert capsys.readouterr().err.count("is longer than the model reads; such texts are cut") == 1
+    assert capsys.readouterr().err.count("is too long for the model; such texts are cut") == 1
     assert load(served).encode_passages(texts).tobytes() == result.tobytes()
 
 
@@ -193,7 +193,7 @@ def test_a_text_that_is_too_long_is_cut(serve: Callable[..., Served], capsys: py
         ({"broken": "fewer"}, {}, "answers with 2 vectors for 3 texts; use another service"),
         ({"broken": "ragged"}, {}, "components; use another service"),
         ({"broken": "nan"}, {}, "answers with a vector that is not finite, for the text 'c'"),
-        ({"broken": "widens"}, {}, "answers with 48 components, and had 24 before; is it another model now?"),
+        ({"broken": "widens"}, {}, "answers with 48 components, but answered with 24 before; if it has"),
         ({"filters": "bb"}, {}, "rejects the text 'bb' (status 400: blocked by the content filter); remove or change"),
         ({}, {"base_url": "localhost:8000"}, "base_url: is not a valid address; give one such as http://localhost"),
         ({}, {"budget": 1.0}, "budget: needs the prices of tokens; give price_in, or budget_tokens"),

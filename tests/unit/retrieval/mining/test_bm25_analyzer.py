@@ -42,7 +42,7 @@ def test_a_script_without_spaces_read_as_english_gets_a_warning_with_its_numbers
     tokens = sum(map(len, ENGLISH_ANALYZER.analyze([text])))
     characters = len("".join(text.split()))
     assert result.warning.startswith(f"BM25 finds {tokens:.1f} tokens per document of {characters} characters, ")
-    assert "% of them of scripts without spaces between words" in result.warning
+    assert "% of them in scripts without spaces between words" in result.warning
     assert result.lines == [ENGLISH_ANALYZER.line, result.warning]
     assert "\n" not in result.warning
 
@@ -58,7 +58,7 @@ def test_a_recognized_language_gets_no_warning(text: str) -> None:
 )
 def test_a_corpus_of_hardly_any_terms_gets_a_warning(text: str, language: str | None) -> None:
     warning = Analysis.of(corpus([text], language)).warning
-    assert "Words are shorter in every language, so these are not words." in warning
+    assert "In every language, words are shorter, so these tokens are not words." in warning
 
 
 def test_the_analyzer_is_described() -> None:

@@ -119,11 +119,11 @@ def test_an_aim_out_of_reach_takes_no_threshold_from_a_model(tiny_encoder: Path,
     file, without = tmp_path / "model" / FILE, replace(CALIBRATION, thresholds=[])
     save_calibration(CALIBRATION, model)
     without = replace(without, kept=None)
-    stays = f"{file}: no aim was reached; the earlier threshold 0.5000, chosen for top-precision 0.9, stays"
+    stays = f"{file}: no target was reached; the earlier threshold 0.5000, chosen for top-precision 0.9, is kept"
     assert save_calibration(without, model) == stays
     assert read_calibration(file) == CALIBRATION
     other = replace(without, digest="3" * 64)
-    assert save_calibration(other, model) == f"{file}: probabilities, but no threshold, because no aim was reached"
+    assert save_calibration(other, model) == f"{file}: probabilities, but no threshold, because no target was reached"
     assert read_calibration(file) == other
     file.write_text("{")
     save_calibration(without, model)
@@ -148,7 +148,7 @@ def test_the_passages_to_keep_are_those_of_the_calibration_and_the_confidence_st
     assert (len(none), none.answerable) == (0, False)
     assert format_hits(none) == "no answer: no passage scores 0.35 or more"
     for lacking in (None, replace(CALIBRATION, kept=None)):
-        with pytest.raises(ConfigError, match="has such a threshold; run `raytriever evaluate --calibrate kept"):
+        with pytest.raises(ConfigError, match="of passages to keep; run `raytriever evaluate --calibrate kept"):
             hits_of(DATASET, scores, ranking, "kept", lacking, np.array([0.6]))
 
 
@@ -249,7 +249,7 @@ CHANGES: list[dict[str, Any]] = [
 def test_a_file_of_other_values_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     (tmp_path / FILE).write_text(json.dumps(json.loads(CALIBRATION.to_json()) | change))
     with pytest.raises(
-        StorageError, match=r"calibration\.json: (is damaged or changed|is of format|has no number of its format)"
+        StorageError, match=r"calibration\.json: (is damaged or changed|is of format|has no format number)"
     ):
         read_calibration(tmp_path / FILE)
 

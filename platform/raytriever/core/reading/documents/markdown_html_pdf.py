@@ -1,11 +1,10 @@
 """Sections of Markdown (markdown-it-py), HTML (Beautiful Soup without lxml) and PDF (pypdf).
 
-The sections of a PDF file are its pages, under the titles of its outline. The anchor of a page is `page=N`, which PDF
-viewers open. Pictures are not read: a scanned file has no text.
+The sections of a PDF file are its pages, under the titles of its outline. The anchor of a page is `page=N`, so PDF
+viewers open a link at that page. Pictures are not read: a scanned file has no text.
 
 Front matter has the settings of a page before its text, as site generators read them: YAML between `---`, TOML between
-`+++`, a JSON object, lines `#+TITLE: ...` of Org, lines `Title: ...` of MultiMarkdown. Only the title is used.
-"""
+`+++`, a JSON object, lines `#+TITLE: ...` of Org, lines `Title: ...` of MultiMarkdown. Only the title is used."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 from raytriever.core.errors import DataError
 from raytriever.core.reading.documents.sections import Outline, ParsedDocument, squeeze
 
-# HTML: elements without text of the document, elements that begin and end a block, and elements of one table cell.
+# HTML: elements whose text is not content, elements that begin and end a block, and elements inside a table cell.
 _NO_TEXT = {
     *("head", "script", "style", "noscript", "template", "svg"),
     *("nav", "footer", "aside", "form", "button", "iframe", "object"),
@@ -33,13 +32,13 @@ _ROWS = {"table", "tbody", "tfoot", "thead", "tr"}
 _HEADING = re.compile(r"h[1-6]")
 _SPACES = re.compile(r"\s+")
 _NOT_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
-# MDX: lines that import and export modules, and comments.
+# MDX: lines that import or export modules, and comments.
 _MODULE = re.compile(r"(?:import|export)\s")
 _COMMENT = re.compile(r"\{/\*.*?\*/\}")
 
 
 def parse_markdown(text: str, is_mdx: bool = False) -> ParsedDocument:
-    """Return the sections of CommonMark with tables, or of MDX; of front matter only the title is used."""
+    """Return the sections of CommonMark with tables, or of MDX. Only the title of front matter is used."""
     from markdown_it import MarkdownIt
 
     title, text = split_front_matter(text)
@@ -133,21 +132,21 @@ def _add_html(outline: Outline, text: str) -> None:
                 outline.add_heading(int(node.name[1]), heading.strip("¶# \n"), _own_anchor(node))
             else:
                 end_block()
-        elif node.name in _BLOCKS and cells:  # paragraphs of a cell are one block, its row
+        elif node.name in _BLOCKS and cells:  # paragraphs in a cell begin no block of their own: the row is one block
             buffer.append(" ")
         elif node.name in _BLOCKS or node.name in _ROWS:
             end_block()
             if node.name == "table":
                 outline.end_table()
-        elif node.name in ("td", "th") and not is_end:  # HTML allows pages to leave out the end tag
+        elif node.name in ("td", "th") and not is_end:  # a page may leave out the end tag of a cell
             buffer.append(" | ")
             cells.add(node.name)
     end_block()
 
 
 def _events(root: Any) -> Iterator[tuple[Any, bool | None]]:
-    """Yield texts with None, and elements twice: with False at their beginning and with True at their end. The walk
-    keeps its own stack: the depth of a document is not limited by Python's recursion."""
+    """Yield each text with None, and each element twice: with False at its beginning and with True at its end. The
+    walk has its own stack, so Python's recursion limit does not limit the depth of a document."""
     from bs4.element import NavigableString, PreformattedString, Tag
 
     stack = [(root, iter(list(root.children)), False)]
@@ -162,19 +161,19 @@ def _events(root: Any) -> Iterator[tuple[Any, bool | None]]:
             if child.name not in _NO_TEXT and not _is_hidden(child):
                 yield child, False
                 stack.append((child, iter(list(child.children)), is_code or child.name == "pre"))
-        elif isinstance(child, NavigableString) and not isinstance(child, PreformattedString):  # such as comments
+        elif isinstance(child, NavigableString) and not isinstance(child, PreformattedString):  # not a comment
             yield str(child) if is_code else _SPACES.sub(" ", child), None
 
 
 def _is_hidden(element: Any) -> bool:
-    """Return whether a browser does not show an element. The tabs behind the first one are text of the page."""
+    """Return whether a browser hides an element. Hidden tab panels count as shown, because a click shows them."""
     if element.get("aria-hidden") == "true" or _NOT_SHOWN.search(str(element.get("style", ""))):
         return True
     return element.has_attr("hidden") and element["hidden"] != "until-found" and element.get("role") != "tabpanel"
 
 
 def _own_anchor(heading: Any) -> str:
-    """Return the id of a heading, of its section (Sphinx), or of an element in it; empty if there is none."""
+    """Return the id of a heading, of an element in the heading, or of its section (Sphinx); empty if none has one."""
     from bs4.element import Tag
 
     for element in (heading, *heading.children):
@@ -184,25 +183,25 @@ def _own_anchor(heading: Any) -> str:
     return str(section.get("id") or "") if section is not None else ""
 
 
-# Codes of ligatures in LaTeX's fonts (OT1, T1), for PDF files without a map to characters.
+# Codes of ligatures in LaTeX's fonts (OT1, T1), for PDF files that do not map codes to characters.
 _TEX = {0x0B: "ff", 0x0C: "fi", 0x0E: "ffi", 0x0F: "ffl", 0x1B: "ff", 0x1C: "fi", 0x1D: "fl", 0x1E: "ffi", 0x1F: "ffl"}
 _HYPHEN = re.compile(r"(\w)-\n(?=[a-zß-öø-ÿ])")
 _MOST_PAGES = 20_000
 
 
 def parse_pdf(stream: BinaryIO, where: str) -> ParsedDocument:
-    """Return the pages with their text. Raise `DataError` if the file is encrypted, has no text, or has too many
-    pages."""
+    """Return the pages of a PDF file with their text. Raise `DataError` if the file is encrypted, has no text, or has
+    too many pages."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError
 
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports each oddity of a file that it can read
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it logs each defect, even of a file that it can read
     reader = PdfReader(stream)
     if reader.is_encrypted:
         remedy = "save a copy without password (`qpdf --decrypt`)"
         try:
             is_open = bool(reader.decrypt(""))
-        except DependencyError:  # a cipher that pypdf does not have itself
+        except DependencyError:  # a cipher for which pypdf needs another package
             is_open = False
         if not is_open:
             raise DataError("is encrypted", where, remedy)
@@ -244,19 +243,19 @@ _YAML = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTAL
 _TOML = re.compile(r"\A\+\+\+[ \t]*\n(.*?)^\+\+\+[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _ORG = re.compile(r"\A((?:#\+\w+:.*(?:\n|\Z))+)")
 _KEYS = re.compile(r"\A((?:[A-Za-z][\w -]*:.*\n(?:[ \t]+\S.*\n)*)+)(?:[ \t]*\n|\Z)")
-# Keys that only front matter has. A line such as `Note: ...` at the beginning of a page is text instead.
+# Keys that only front matter has. At the beginning of a page, a line with another key, such as `Note: ...`, is text.
 _OF_PAGES = {
     *("title", "subtitle", "author", "authors", "date", "modified", "created", "updated", "slug", "category", "status"),
     *("categories", "tags", "keywords", "template", "layout", "css", "language", "lang", "permalink"),
 }
-# First line of YAML between `---`. Without such a line, both `---` are horizontal rules.
+# The line after the first `---`, if YAML follows. Otherwise both `---` are horizontal rules.
 _SETTING = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[\"']?[\w$@.-][\w $@./-]*[\"']?[ \t]*:(?:[ \t\n]|\Z)")
 _YAML_TITLE = re.compile(r"^([\"']?)title\1[ \t]*:.*(?:\n(?:[ \t]+.*|(?=\n)))*", re.IGNORECASE | re.MULTILINE)
 _TITLE_LINE = re.compile(r"^(?:#\+)?title[ \t]*[:=](.*(?:\n[ \t]+\S.*)*)", re.IGNORECASE | re.MULTILINE)
 
 
 def split_front_matter(text: str) -> tuple[str, str]:
-    """Return the title in the front matter of a page, empty if it has none, and the page without front matter."""
+    """Return the title that the front matter of a page names (empty if none), and the page without front matter."""
     if match := _YAML.match(text):
         is_settings = _SETTING.match(match[1]) or not match[1].strip()
         return (_yaml_title(match[1]), text[match.end() :]) if is_settings else ("", text)
@@ -280,7 +279,7 @@ def _yaml_title(block: str) -> str:
         return ""
     try:
         (value,) = yaml.safe_load(match[0]).values()
-    except (yaml.YAMLError, ValueError, AttributeError):  # such as `title: Pumps: an introduction`
+    except (yaml.YAMLError, ValueError, AttributeError):  # as for `title: Pumps: an introduction`
         return _title_line(match[0])
     return _text(value)
 

@@ -1,4 +1,4 @@
-"""Reading of one file of a folder of documents, by the ending of its name."""
+"""Reader of one file of a folder of documents. The ending of its name decides how it is read."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OTHER_KINDS = {
     **dict.fromkeys((".ppt", ".odp"), "a presentation"),
 }
 OTHER_KINDS |= {".ipynb": "a notebook", ".org": "Org", ".tex": "LaTeX", ".textile": "Textile", ".wiki": "MediaWiki"}
-# Ending of the readable format to which the programs of these files can convert them.
+# Ending of a format that is read, and to which the programs of these files can convert them.
 SAVED_AS = {**dict.fromkeys((".doc", ".odt", ".rtf"), ".docx"), **dict.fromkeys((".ppt", ".odp"), ".pptx")}
-# The module that reads a kind. Markdown may contain HTML.
+# Modules that read each kind of file. Markdown needs `bs4` too, because it may contain HTML.
 _MODULES = {**dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")), HTML: ("bs4",), PDF: ("pypdf",)}
 _MODULES[WORD] = ("mammoth", "bs4")
-# A parser needs several times the memory of a text. The text of a book has 1 MB; these files have pictures, too.
+# Largest sizes. A parser needs several times the memory of the text. A book's text has 1 MB; these files have pictures.
 _MOST_BYTES = dict.fromkeys((PDF, WORD, SLIDES), 1_000_000_000)
 _MOST_BYTES_OF_TEXT = 64_000_000
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -54,22 +54,22 @@ def ending_of(path: str) -> str:
 
 
 def require_parsers(kinds: Collection[str]) -> None:
-    """Raise `ConfigError` if a package that reads one of the kinds is not installed."""
+    """Raise `ConfigError` if a package that is needed to read one of the kinds is not installed."""
     modules = {kind: _MODULES.get(kind, ()) for kind in sorted(kinds)}
     missing = [kind for kind, needed in modules.items() if not all(map(importlib.util.find_spec, needed))]
     if missing:
-        what = f"reading {', '.join(missing)} needs further packages"
+        what = f"the packages that read {', '.join(missing)} are not installed"
         raise ConfigError(what, None, "pip install 'raytriever[documents]'")
 
 
 def most_bytes(kind: str) -> int:
-    """Return the largest size in bytes at which a file of a kind is read."""
+    """Return the largest size in bytes of a file of a kind; larger files are not read."""
     return _MOST_BYTES.get(kind, _MOST_BYTES_OF_TEXT)
 
 
 def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
-    """Return the sections of a document of a kind of `KINDS`, not larger than `most_bytes`. Raise `DataError` if it is
-    empty, has no text, is encrypted or broken, or its bytes do not fit its encoding."""
+    """Return the sections of a document of a kind in `KINDS`, of at most `most_bytes`. Raise `DataError` if it has no
+    text, is encrypted or broken, or has bytes that are invalid in its encoding."""
     try:
         if kind == PDF:
             return parse_pdf(stream, where)
@@ -82,7 +82,7 @@ def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
         raise
     except RecursionError:
         raise DataError("is nested too deeply", where, "simplify it, or leave it out") from None
-    except Exception as error:  # each parser has errors of its own, so no list would be complete
+    except Exception as error:  # each parser raises errors of its own kinds, so no list would be complete
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise DataError(f"is broken ({reason})", where, "open it in another program, and save it again") from error
     if not document.sections:
@@ -105,7 +105,7 @@ def _parse_text(raw: bytes, where: str, kind: str) -> ParsedDocument:
 
 
 def _decoded(raw: bytes, where: str, kind: str) -> str:
-    """Return bytes as text: by their byte order mark, by what HTML declares, or as UTF-8. Nothing is guessed."""
+    """Decode bytes by their byte order mark, else by the encoding that HTML declares, else as UTF-8. Never guess."""
     encoding = next((name for mark, name in _MARKS.items() if raw.startswith(mark)), None)
     if encoding is None and kind == HTML:
         encoding = declared_encoding(raw)

@@ -15,14 +15,14 @@ _SEPARATOR = "\n\n"
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a table, as a range of characters of a section's text, and the header before them."""
+    """Rows of a table, as a range of characters in a section's text, and the header row before them."""
 
     start: int
     end: int
     header: str
 
     def moved(self, characters: int) -> TableRows:
-        """Return the rows in a text that begins elsewhere."""
+        """Return the rows with their range moved by a number of characters, for another text."""
         return TableRows(self.start + characters, self.end + characters, self.header)
 
 
@@ -39,7 +39,7 @@ class Section:
 
 @dataclass(frozen=True)
 class ParsedDocument:
-    """Title of a document, which may be empty, and its sections that hold text, in order."""
+    """Title of a document, which may be empty, and the sections that have text, in order."""
 
     title: str
     sections: tuple[Section, ...]
@@ -47,7 +47,7 @@ class ParsedDocument:
 
 @dataclass
 class Outline:
-    """Collector of headings and blocks in the order of the document; their characters are made plain."""
+    """Collector of headings and blocks in the order of the document. It normalizes their characters."""
 
     title: str = ""
     blocks: list[str] = field(default_factory=list)  # text of the current section
@@ -57,7 +57,7 @@ class Outline:
     _anchors: Counter[str] = field(default_factory=Counter)
     _header: list[str] = field(default_factory=list)
     _in_body: bool = False
-    _headers: dict[int, str] = field(default_factory=dict)  # table header of each block that is a row, by its index
+    _headers: dict[int, str] = field(default_factory=dict)  # table header of each block that is a table row, by index
 
     def add_heading(self, level: int, text: str, anchor: str = "") -> None:
         """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels. `anchor` is
@@ -72,13 +72,13 @@ class Outline:
         self.title = self.title or text
 
     def add_block(self, text: str) -> None:
-        """Add a paragraph, a list item or a block of code; an empty one adds nothing."""
+        """Add a paragraph, a list item or a block of code. An empty text adds nothing."""
         text = plain_characters(text)
         if text.strip():
             self.blocks.append(text.strip("\n").rstrip())
 
     def add_row(self, text: str, is_header: bool) -> None:
-        """Add a row of a table. Rows of the header are those before the first other row."""
+        """Add a row of a table. After the first row that is not a header row, `is_header` is ignored."""
         before = len(self.blocks)
         self.add_block(text)
         if is_header and not self._in_body:
@@ -88,7 +88,7 @@ class Outline:
             self._headers[before] = _SEPARATOR.join(self._header)
 
     def end_table(self) -> None:
-        """End a table: the next row begins another one."""
+        """End a table: the next row begins another table."""
         self._header, self._in_body = [], False
 
     def add_page(self, number: int, headings: tuple[str, ...], text: str) -> None:
@@ -123,7 +123,7 @@ class Outline:
             yield rows
 
     def _unique(self, anchor: str) -> str:
-        """Return the anchor, with the number that GitHub and Sphinx append where it was used before."""
+        """Return an anchor that is unique: if it was used before, a number is appended, as GitHub and Sphinx do."""
         number = self._anchors[anchor]
         self._anchors[anchor] += 1
         return self._unique(f"{anchor}-{number}") if number else anchor

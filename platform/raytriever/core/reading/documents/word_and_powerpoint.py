@@ -1,7 +1,7 @@
 """Sections of Word (mammoth) and PowerPoint files.
 
-A slide is a section under its title with the anchor `slide=N`; its notes are text of it. Pictures, charts and formulas
-are not read, and neither are files that a document links. python-pptx would hold all media of a presentation in memory.
+A slide is a section under its title with the anchor `slide=N`; its notes are part of its text. Pictures, charts,
+formulas and linked files are not read. python-pptx is not used: it would load all media of a presentation into memory.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from raytriever.core.errors import DataError
 from raytriever.core.reading.documents.markdown_html_pdf import parse_html
 from raytriever.core.reading.documents.sections import Outline, ParsedDocument, squeeze
 
-_OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # first bytes of encrypted files, and of Office before 2007
+_OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # first bytes of encrypted files, and of files of Office 2003 or earlier
 _STYLES = "p[style-name='Title'] => h1:fresh\np[style-name^='toc '] => !\np[style-name='TOC Heading'] => !"
 _LINKS = re.compile(r'<a id="[^"]*"></a>|<a href="#(?:foot|end)note-ref-[^"]*">↑</a>')
 _FIRST_ROW = re.compile(r"<table><tr>.*?</tr>(?=<tr>)", re.DOTALL)
 _CELL = re.compile(r"(?<=<)td\b|(?<=</)td\b")
 _TITLES = ("title", "ctrTitle")
-_NO_TEXT = ("sldNum", "dt", "ftr", "hdr")  # placeholders of every slide
+_NO_TEXT = ("sldNum", "dt", "ftr", "hdr")  # placeholders that repeat on every slide: number, date, footer, header
 
 
 def check_office(stream: BinaryIO, where: str) -> None:
-    """Check that a file is an archive of Office; raises `DataError` if it is encrypted, old or damaged."""
+    """Raise `DataError` unless a file is a ZIP archive of Office; other files are encrypted, old or damaged."""
     begin = stream.read(len(_OLE))
     if begin == _OLE:
         ending = where.rpartition(".")[2]
-        what = "is encrypted, or of Office 2003 or earlier"
+        what = "is encrypted, or a file of Office 2003 or earlier"
         raise DataError(what, where, f"save a copy as .{ending.lower()} without password")
     if not zipfile.is_zipfile(stream):
         raise DataError("is damaged", where, "open it in its program, and save it again")
@@ -45,7 +45,7 @@ def parse_word(stream: BinaryIO) -> ParsedDocument:
     import mammoth
 
     html = mammoth.convert_to_html(
-        io.BytesIO(stream.read()),  # mammoth takes the name of a stream for a path; BytesIO has no name
+        io.BytesIO(stream.read()),  # mammoth uses the name of a stream as a path; a BytesIO has no name
         style_map=_STYLES,
         include_embedded_style_map=False,
         convert_image=lambda _: [],
@@ -85,7 +85,7 @@ def _add_shape(outline: Outline, shape: Element, archive: zipfile.ZipFile, parts
             outline.add_row(" | ".join(cells) if any(cells) else "", has_header and number == 0)
         outline.end_table()
         return
-    diagram = shape.find(".//{*}relIds")  # SmartArt, whose texts are in another part
+    diagram = shape.find(".//{*}relIds")  # SmartArt, whose texts are in another file of the archive
     if diagram is not None:
         ids = {name.rpartition("}")[2]: value for name, value in diagram.items()}
         shape = _xml(archive, parts[ids["dm"]][1])
@@ -101,7 +101,7 @@ def _slides(archive: zipfile.ZipFile) -> Iterator[str]:
 
 
 def _related(archive: zipfile.ZipFile, part: str) -> dict[str, tuple[str, str]]:
-    """Return the kind and the path of each part that a part names, by id; links out of the file are left out."""
+    """Return the kind and the path of each file of the archive that `part` refers to, by id, without web links."""
     folder, name = posixpath.split(part)
     path = posixpath.join(folder, "_rels", f"{name}.rels")
     return {
@@ -120,7 +120,7 @@ def _xml(archive: zipfile.ZipFile, path: str) -> Element:
 
 
 def _shapes(element: Element) -> Iterator[Element]:
-    """Yield the shapes of a slide, also those in groups, without those for older programs."""
+    """Yield the shapes of a slide, including those in groups. Fallback shapes for older programs are left out."""
     for child in element:
         name = child.tag.rpartition("}")[2]
         if name in ("sp", "graphicFrame"):
@@ -135,7 +135,7 @@ def _placeholder(shape: Element) -> str:
 
 
 def _texts(shape: Element) -> Iterator[str]:
-    """Yield the paragraphs of a shape that hold text."""
+    """Yield the text of each paragraph of a shape, unless it is empty."""
     for paragraph in shape.iterfind(".//{*}p"):
         nodes = ((node.tag.rpartition("}")[2], node.text or "") for node in paragraph.iter())
         text = "".join(text if name == "t" else " " for name, text in nodes if name in ("t", "br", "tab"))

@@ -1,6 +1,6 @@
 """Run the trials of a sweep under Ray Tune: searcher, ASHA scheduler, stopper and tuner.
 
-Tune's own state consists of pickles, in a folder that is deleted at the end of the call. A sweep resumes instead from
+Tune stores its own state as pickles, in a folder that is deleted at the end of the call. Instead, a sweep resumes from
 `trials.json` and the run directories of its trials."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from raytriever.training.training_settings import DEV_LOSS
 
 Curve = Sequence[tuple[int, float]]
 NO_STEP_LIMIT = 10**9
-MAX_FAILURES = 3  # restarts of a trial whose process died; it resumes from its checkpoint
+MAX_FAILURES = 3  # restarts of a trial whose process died; each resumes from the trial's checkpoint
 _RAY_TUNE = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Tune would write log files for every trial
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # seconds between checkpoints of a state that is never restored
@@ -47,7 +47,7 @@ _RAY_TUNE = {
 
 
 def watched_metric(search: SearchConfig) -> str | None:
-    """Return the metric that stops trials, by its name in the events; None if no trial is stopped early."""
+    """Return the name in the events of the metric that stops trials; None if no trial is stopped early."""
     if not search.asha:
         return None
     return search.asha_metric if search.asha_metric in (BATCH_AUC, DEV_LOSS) else DEV + search.asha_metric
@@ -68,10 +68,9 @@ class _Stateless:
 
 
 class TrialProposals(_Stateless, Searcher):
-    """Tune's searcher. `next_job` returns a trial, or None if earlier ones must end first, or raises StopIteration.
-
-    At the end of a trial, `on_end` gets its number, its last result, and whether its process died too often.
-    """
+    """Tune's searcher. `next_job` returns a trial. It returns None if earlier trials must end first, and raises
+    `StopIteration` after the last trial. When a trial ends, `on_end` gets its number, its last result, and whether its
+    process died too often."""
 
     def __init__(
         self, next_job: Callable[[], TrialJob | None], on_end: Callable[[int, dict[str, Any] | None, bool], None]
@@ -125,7 +124,7 @@ class Asha(_Stateless, AsyncHyperBandScheduler):
         super().__init__(STEP, metric, mode, max_t=NO_STEP_LIMIT, grace_period=grace, reduction_factor=factor)
         self._curve_of = curve_of
         for number, curve in enumerate(earlier):
-            # The scheduler reads only the id of a trial.
+            # The scheduler reads nothing of a trial but its id.
             self._replay(SimpleNamespace(trial_id=f"earlier-{number}"), curve)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
@@ -208,7 +207,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
 
 
 def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:
-    """Return the resources of a trial's own process. It needs none if several workers reserve their own."""
+    """Return the resources of a trial's own process. It needs none if its workers reserve their own."""
     if workers > 1:
         return {"node:__internal_head__": 0.001}
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}

@@ -27,13 +27,13 @@ from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.model_settings import ModelConfig
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 
-# Keys of the results that a trial reports to Tune: three in the last result, and the step in each validation.
+# Keys of the results that a trial reports to Tune: the first three in the last result, `STEP` after each validation.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One trial: a training without its negatives, and the name of their table in the sweep."""
+    """One trial: a training without hard negatives, and the name of their table among those of the sweep."""
 
     number: int
     training: TrainingJob
@@ -42,7 +42,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class TrialEvent:
-    """Event of a trial on its way to the driver. None follows the last event."""
+    """Event of a trial on its way to the driver. An `event` of None follows the last one."""
 
     number: int
     event: Event | None
@@ -50,19 +50,13 @@ class TrialEvent:
 
 @dataclass(frozen=True)
 class SweepContext:
-    """Values that all trials of a sweep share.
-
-    Args:
-        trials_per_node: number of trials that share a node's cores.
-        watched_metric: metric to report to Tune at each validation; None if no trial is stopped early.
-        searches_corpus: whether a trial searches the whole corpus at its end. If not, its dev loss is enough.
-    """
+    """Values that all trials of a sweep share."""
 
     queue: EventQueue
     driver: DriverContext
-    trials_per_node: int
-    watched_metric: str | None
-    searches_corpus: bool
+    trials_per_node: int  # number of trials that share a node's cores
+    watched_metric: str | None  # metric to report to Tune at each validation; None if no trial is stopped early
+    searches_corpus: bool  # whether a trial searches the whole corpus at its end. If not, its dev loss is enough.
 
 
 def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], context: SweepContext) -> None:
@@ -100,7 +94,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
 def _evaluate(job: TrainingJob) -> dict[str, float]:
     if job.in_process:
         return evaluate_on_dev(job)
-    # The workers have freed their resources. "DEFAULT" avoids the trial's own placement group, which has none.
+    # The workers have freed their resources. "DEFAULT" avoids the trial's placement group, which has no resources.
     task = ray.remote(num_cpus=1, num_gpus=min(1, count_gpus()), scheduling_strategy="DEFAULT")(evaluate_on_dev)
     metrics: dict[str, float] = ray.get(task.remote(job, DriverContext()))
     return metrics

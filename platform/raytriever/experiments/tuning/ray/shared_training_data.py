@@ -27,7 +27,7 @@ def trial_config(base: Config, point: Point) -> Config:
         section, _, name = key.partition(".")
         layer.setdefault(section, {})[name] = value
     if "training.epochs" in point and "training.max_steps" not in point:
-        layer["training"]["max_steps"] = None  # else it would override the searched epochs
+        layer["training"]["max_steps"] = None  # otherwise the base's `max_steps` would override the searched epochs
     config = override(base, layer)
     check_config(config)
     config = replace(config, loss=config.loss.pinned())
@@ -82,7 +82,7 @@ class SweepData:
 
 
 def _rows(config: Config) -> str:
-    """Return the name of a table: the settings that decide the rows and the negatives."""
+    """Return the name of a negatives table: all settings that decide its rows."""
     data = config.data
     table = (data.negatives_table, data.negatives_mix) if data.negatives_per_query else None
     return repr((data.datasets, data.train_split, data.dev_split, table))

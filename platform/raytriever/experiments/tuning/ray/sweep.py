@@ -3,7 +3,7 @@
 1. Check the space, every trial of a grid, the directory, data sets and models before anything is written.
 2. Prepare the data that all trials share (`shared_training_data`). Tune runs the trials (`ray_tuner`, `run_trial`).
     Each is an ordinary run in its own directory, and only the driver records it (`trial_manager`).
-3. Evaluate the trial with the best dev metric like the end of a run, together with the untrained encoder and BM25.
+3. Evaluate the trial with the best dev metric, the untrained encoder and BM25, as at the end of a run.
 
 An interrupted sweep resumes when called again. Finished and stopped trials are kept, running ones resume from their
 newest checkpoints, and failed ones are repeated."""
@@ -74,20 +74,14 @@ LOSS = "loss.loss"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Result of a sweep.
-
-    Args:
-        best: the best trial; None if no trial finished.
-        results: results of the best trial on the test split; None if no trial finished.
-        is_new: False if an earlier call had already finished the sweep.
-    """
+    """Result of a sweep."""
 
     path: Path
     trials: list[Trial]
     metric: str
-    best: Trial | None
-    results: Results | None
-    is_new: bool
+    best: Trial | None  # the best trial; None if no trial finished
+    results: Results | None  # results of the best trial on the test split; None if no trial finished
+    is_new: bool  # False if an earlier call had already finished the sweep
 
     @property
     def failed(self) -> list[Trial]:
@@ -174,7 +168,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     scales = [one.key for one in space.dimensions if one.section == "loss"]
     for name, metric in (("metric", search.metric), ("asha_metric", search.asha_metric if search.asha else "")):
         if metric == DEV_LOSS and scales:
-            remedy = f"give another, such as {BATCH_AUC if name == 'asha_metric' else 'ndcg_at_10'}"
+            remedy = f"give another metric, such as {BATCH_AUC if name == 'asha_metric' else 'ndcg_at_10'}"
             what = f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched"
             raise ConfigError(what, setting(name), remedy)
     check_watched_metric(base, search)
@@ -207,7 +201,7 @@ def check_watched_metric(base: Config, search: SearchConfig) -> None:
 
 
 def open_best(output: Path, config: Config) -> RunDirectory:
-    """Return the run directory of the best trial with these settings. It replaces that of another trial."""
+    """Return the run directory for the best trial, with these settings. That of an earlier best trial is replaced."""
     try:
         return RunDirectory.open(output / BEST, to_dict(config), fresh=False)
     except ConfigError:  # the directory belongs to an earlier best trial
@@ -224,9 +218,9 @@ def evaluate_best(
     log: Callable[[str], None],
     started: float,
 ) -> Results:
-    """Evaluate the best trial like the end of a run. Write `best/` and `best.yaml` unless they already belong to it.
+    """Evaluate the best trial as at the end of a run. Write `best/` and `best.yaml` unless they already belong to it.
 
-    `tracker` is that of the sweep. Metrics are logged to the trial's run, whose name is a tag of the sweep's run."""
+    `tracker` is that of the sweep. Metrics are logged to the trial's own run. A tag of the sweep's run names it."""
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     run = open_best(output, config)
     if results := finished_results(run):

@@ -54,7 +54,7 @@ class TrialRecorder(Recorder):
         self._name, self._log_of_sweep = name, log
 
     def _log(self, text: str) -> None:
-        if not text.startswith("step "):  # lines about the validations of all trials would be too many
+        if not text.startswith("step "):  # leave out validations: there would be too many lines for all trials
             self._log_of_sweep(f"trial {self._name}: {text}")
 
     def _start_status(self, text: str) -> None:
@@ -100,7 +100,7 @@ class TrialManager:
         self._folder, self._plan, self._data = folder, plan, data
         self._tracker, self._run_name, self._log = tracker, run_name, log
         self.trials = list(trials)
-        # Interrupted trials resume; failed ones are repeated, because their cause may have been corrected.
+        # Interrupted trials resume. Failed trials are repeated, because the cause may have been corrected.
         self._repeated = [trial.number for trial in trials if trial.status in (RUNNING, FAILED)]
         self._running: dict[int, _Running] = {}
         self._lock, self._records_ends = threading.RLock(), True
@@ -113,7 +113,7 @@ class TrialManager:
         return len(self._repeated) + max(0, self._plan.trials - len(self.trials))
 
     def status(self) -> str:
-        """Return a line with the number of ended trials and the running ones."""
+        """Return a line with the number of ended trials and the names of the running ones."""
         with self._lock:
             running = ", ".join(
                 f"{self.trials[number].name} at step {one.recorder.step}" for number, one in self._running.items()
@@ -126,8 +126,8 @@ class TrialManager:
         return self._folder / TRIALS / f"{number:03d}"
 
     def next_job(self) -> TrialJob | None:
-        """Start and return the next trial; None if it depends on one that has not ended. In the end, raise
-        `StopIteration`."""
+        """Start and return the next trial. Return None if it depends on a trial that has not ended. Raise
+        `StopIteration` if there is no further trial."""
         with self._lock:
             while True:
                 number = self._next_number()
@@ -142,11 +142,11 @@ class TrialManager:
         """Record one event of a trial."""
         with self._lock:
             running = self._running.get(event.number)
-            if running is not None and event.event is not None:  # else the trial has just been stopped
+            if running is not None and event.event is not None:  # a trial that is not running was just stopped
                 running.recorder.record(event.event)
 
     def record_end(self, number: int, result: Mapping[str, Any] | None, process_died: bool) -> None:
-        """Record the end of a trial that finished or failed, was stopped early, or whose process died too often."""
+        """Record the end of a trial: it finished, failed or was stopped early, or its process died too often."""
         result = result or {}
         with self._lock:
             if number not in self._running or not self._records_ends:
@@ -163,7 +163,7 @@ class TrialManager:
                 self._end(number, STOPPED, reason=f"behind at step {result.get(STEP, 0)}")
 
     def stop_recording_ends(self) -> None:
-        """Ignore the ends of trials from now on. They end because the call ends, and the next call resumes them."""
+        """Ignore the ends of trials from now on: they end because the call ends, so the next call can resume them."""
         with self._lock:
             self._records_ends = False
 
@@ -182,7 +182,7 @@ class TrialManager:
         number = len(self.trials)
         if number >= self._plan.trials:
             raise StopIteration
-        # Optuna learns only from trials that must have ended by now, so that its proposals are reproducible.
+        # Optuna learns only from trials that have ended in any case, so that its proposals are reproducible.
         settled = max(0, number - self._plan.at_once + 1)
         if self._plan.sampler.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
             return None
@@ -269,14 +269,14 @@ class TrialManager:
         self._gauges.set("tune_trials_failed", statuses.count(FAILED), "trials that failed")
         if best := find_best(self.trials, self._plan.metric):
             value = best.metrics[self._plan.metric]
-            self._gauges.set("tune_best_metric", value, "the best trial's figure on the dev split")
+            self._gauges.set("tune_best_metric", value, "the best trial's metric on the dev split")
 
     def _write(self) -> None:
         write_trials(self._folder, self.trials, self._plan.metric, self._plan.trials)
 
 
 def trial_run_name(trial: Trial, sweep: str) -> str:
-    """Return the name of a trial at a tracker. It begins with the differences from the other trials."""
+    """Return the name of a trial at a tracker. It begins with the settings that differ between trials."""
     return f"{settings_text(trial.settings)} ({trial.name} of {sweep})"
 
 

@@ -1,9 +1,8 @@
 """Approximate nearest-neighbor (ANN) index: a finder proposes documents, and the index scores them exactly.
 
 A finder (`ivf`, `hnsw`, `vamana`, `roargraph`) proposes the rows that are likely the best. It also counts its
-candidates: the rows that it scored to find them. `pair_scores` scores the proposed rows, which are then ordered like
-every ranking. So an approximate index may miss documents, but those that it finds are in the right order.
-"""
+candidates, the rows that it has scored for this. `pair_scores` scores the proposed rows, which are then ordered like
+every ranking. So an approximate index may miss documents, but those that it finds are in the right order."""
 
 from __future__ import annotations
 
@@ -26,15 +25,15 @@ _MORE_EFFORT = 4
 
 
 class Proposal(NamedTuple):
-    """Rows that a finder proposes: k or more distinct ones for each query, with -1 in unused columns. `candidates` is
-    the mean number of rows scored for a query; NaN if the library does not report it."""
+    """Rows that a finder proposes: k or more distinct rows for each query, with -1 in unused columns. `candidates` is
+    the mean number of rows that it scored for a query; NaN if the library does not report it."""
 
     rows: Int64[ndarray, "queries proposed"]
     candidates: float
 
 
 class Finder(Protocol):
-    """ANN searcher of the embeddings from which it was built."""
+    """Approximate searcher of the embeddings from which it was built."""
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Propose rows that are likely to have the highest dot products.
@@ -53,19 +52,12 @@ class Finder(Protocol):
 
 @dataclass(frozen=True)
 class ApproximateIndex:
-    """Index that may miss documents. It is exact if k is at least half of the corpus.
+    """Index that may miss documents. It is exact if k is at least half of the corpus."""
 
-    Args:
-        finder: finder that was built from `embeddings`.
-        embeddings: finite embeddings of all documents, in memory or memory-mapped.
-        ties: result of `index.exact_top_k.tie_order`.
-        effort: see `Finder.find`.
-    """
-
-    finder: Finder
-    embeddings: Float32[ndarray, "documents width"]
-    ties: Int64[ndarray, " documents"]
-    effort: int
+    finder: Finder  # finder that was built from `embeddings`
+    embeddings: Float32[ndarray, "documents width"]  # finite embeddings of all documents, in memory or memory-mapped
+    ties: Int64[ndarray, " documents"]  # result of `index.exact_top_k.tie_order`
+    effort: int  # see `Finder.find`
 
     def search(
         self, queries: Float32[ndarray, "queries width"], k: int
@@ -89,15 +81,14 @@ class ApproximateIndex:
         To find half of the documents, a finder would visit almost all of them, and it never finds those that it cannot
         reach. So for such k, even above the size of the corpus, the search is exact.
 
-        `queries` are those that `check` returns.
-        """
+        `queries` must be the result of `check`."""
         count = len(self.embeddings)
         if 2 * k >= count:
             rows = np.broadcast_to(np.arange(count), (len(queries), count))
             return Proposal(rows, float(count))
         effort = self.effort
         rows, candidates = self.finder.find(queries, k, effort, threads)
-        # The probed lists or the beam may hold fewer than k documents. Then search again with more effort.
+        # The probed lists or the beam may have fewer than k documents. Then search again with a higher effort.
         while effort < count and len(short := np.flatnonzero(np.count_nonzero(rows >= 0, axis=1) < k)):
             effort *= _MORE_EFFORT
             more, further = self.finder.find(np.ascontiguousarray(queries[short]), k, effort, threads)
@@ -123,7 +114,7 @@ class ApproximateIndex:
 
 
 def check_shape(stored: tuple[int, int], shape: tuple[int, ...], where: Path) -> None:
-    """Raise `StorageError` if the files of a finder have another number of rows or width than the embeddings."""
+    """Raise `StorageError` if the files of a finder do not have as many rows, or the same width, as the embeddings."""
     if stored != shape:
         what = f"holds {stored[0]:,} vectors of width {stored[1]}, expected {shape[0]:,} of width {shape[1]}"
         raise StorageError(what, str(where), "build the index again")

@@ -2,12 +2,12 @@
 
 1. `Flat` scores every document. The approximate finders are compared with it.
 2. `Ivf` (IVF-Flat) groups documents into lists around k-means centers, and reads the lists nearest to a query. With
-   codes (IVF-PQ) it stores a few bytes per document, the product-quantized difference to the center. It then proposes
-   more documents than requested, because rescoring with the full embeddings changes their order.
+   codes (IVF-PQ) it stores only a few bytes per document, the product-quantized difference from the center. It then
+   proposes more documents than requested, because rescoring with the full embeddings changes their order.
 3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It copies the embeddings in float16,
-   which is faster to read than float32 and finds nearly as many. The graph is built by dot products between documents,
-   so it suits normalized embeddings. A graph built by several threads depends on their timing. A graph built by one
-   thread depends only on the embeddings and the seed.
+   which is faster to read than float32 and finds nearly as many documents. The graph is built by dot products between
+   documents, so it suits normalized embeddings. A graph that several threads build depends on their timing. A graph
+   that one thread builds depends only on the embeddings and the seed.
 
 FAISS trusts the files that it reads. So they are read only from a directory whose digests match its manifest
 (`store.commit.read_manifest`).
@@ -32,7 +32,7 @@ from raytriever.core.errors import ConfigError, StorageError, setting
 from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
 FILE = "index.faiss"
-# Smallest numbers of training vectors: per list for k-means, where FAISS warns below 39, and in total for 8-bit codes.
+# Smallest numbers of training vectors: per list for k-means (FAISS warns below 39), and in total for 8-bit codes.
 PER_LIST, CODES = 39, 256
 # Largest number of training vectors per list; FAISS samples and copies them.
 POINTS = 256
@@ -53,7 +53,7 @@ def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
 
 @dataclass(frozen=True)
 class FaissFinder:
-    """Finder with an index of FAISS that was made without rows."""
+    """Finder with an index of FAISS. The index is created empty, and `add` appends rows."""
 
     index: Any
 
@@ -124,7 +124,7 @@ class Ivf(FaissFinder):
             index = faiss.IndexIVFPQ(centers, width, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
             index.pq.cp.seed = seed
         index.cp.seed = seed
-        index.cp.min_points_per_centroid = 1  # our rule or the user sets the number of lists, so FAISS need not warn
+        index.cp.min_points_per_centroid = 1  # the user or `default_lists` chose the number of lists: do not warn
         index.train(embeddings)
         return cls(index, 1 if code_bytes is None else REFINE)
 
@@ -162,7 +162,7 @@ def _check_codes(rows: int, width: int, code_bytes: int) -> None:
         what = f"{code_bytes} does not divide the width {width}"
         raise ConfigError(what, setting("code_bytes"), f"choose from {allowed}")
     if rows < CODES:
-        what = f"codes are learnt from at least {CODES} documents, not {rows}"
+        what = f"codes need at least {CODES} documents to learn from, and there are only {rows}"
         raise ConfigError(what, remedy=f"use {setting('index')} ivf")
 
 
@@ -183,7 +183,7 @@ class Hnsw(FaissFinder):
         index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
         links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)
-        # One row in `degree` is in the second layer, one in its square in the third. Layers are random: reserve more.
+        # One of `degree` rows is in the second layer, one of `degree`^2 in the third. Layers are random: reserve more.
         upper = degree * int(1.1 * rows / (degree - 1) + 100)
         neighbors = rows * links.nb_neighbors(0) + upper
         for array, size in (

@@ -1,6 +1,6 @@
 """Measurements of an approximate index: recall, candidates scored and queries per second, as a text table.
 
-Measurements use one thread and include the exact scoring of the candidates. Times are processor time, the minimum of
+Measurements use one thread and include the exact scoring of the proposed rows. Times are the minimum processor time of
 several passes, so other work on the machine hardly changes them."""
 
 from __future__ import annotations
@@ -17,24 +17,18 @@ from numpy import ndarray
 
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, recall
 
-# A timed search is repeated for at most this many seconds and passes.
+# Limits of the repetition of a timed search: seconds, and passes.
 SECONDS, PASSES = 0.5, 7
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Measurements of an index at one effort.
-
-    Args:
-        recall: mean share of a query's true documents that were retrieved, 0 to 1.
-        candidates: mean number of documents scored for a query; NaN if the library does not report it.
-        qps: queries per second on one thread; NaN if not timed.
-    """
+    """Measurements of an index at one effort."""
 
     effort: int
-    recall: float
-    candidates: float
-    qps: float
+    recall: float  # mean share of a query's true documents that were retrieved, 0 to 1
+    candidates: float  # mean number of documents scored for a query; NaN if the library does not report it
+    qps: float  # queries per second on one thread; NaN if not timed
 
 
 @contextmanager
@@ -57,8 +51,7 @@ def measure(
 ) -> OperatingPoint:
     """Measure recall and cost of a search with a given effort, for the k true documents of each query.
 
-    `true` holds the documents of an exact search, padded with -1. With `timed`, queries per second are measured too.
-    """
+    `true` holds the documents of an exact search, padded with -1. With `timed`, queries per second are measured too."""
     k, index = true.shape[1], replace(index, effort=effort)
     with one_thread():
         proposed = index.propose(index.check(queries, k), k, 1)

@@ -1,19 +1,19 @@
 """Directed graph over the documents of a corpus: the search for documents near a query, and the choice of edges.
 
-Neighbors are stored in rows of equal width, so a walk reads them by row number, and their file is one array.
+Neighbors are stored in rows of equal width, so a walk reads them by row number, and one array in a file holds them.
 
-The walk is a best-first search with a beam of the best documents scored so far. Each step expands the best document
-that is not expanded yet: neighbors without a score are scored and inserted into the beam. The walk ends when every
-document of the beam is expanded. A wider beam finds more documents, but scores more.
+A search is a best-first walk with a beam of the best documents scored so far. Each step expands the best document that
+is not expanded yet: its neighbors without a score are scored and inserted into the beam. The walk ends when every
+document of the beam is expanded. A wider beam finds more documents, but also scores more.
 
     score = query . document - half,   half = |document|^2 / 2 for the nearest documents, 0 for the dot product
 
-An entry of the beam is one integer, and smaller integers are better: the inverted score, the document, and a bit for
-expanded documents. So the order depends only on scores and documents, and an insertion moves entries of a single array.
+An entry of the beam is one integer with three fields: the inverted score, the document, and a bit for expanded
+documents. Smaller integers are better. So the order depends only on scores and documents, and the beam is one array.
 
-Pruning chooses the neighbors of a document among near documents, from the nearest on. A candidate is kept if it is
+Pruning chooses the neighbors of a document among candidates, beginning with the nearest. A candidate is kept if it is
 nearer to the document than to every neighbor kept so far (the rule of the relative neighborhood graph). So edges point
-in many directions, and a document that is near another neighbor needs no edge. HNSW, Vamana and RoarGraph use this rule
+in many directions, and a candidate that is near a kept neighbor gets no edge. HNSW, Vamana and RoarGraph use this rule
 with small differences. Free slots may be filled by the nearest rejected candidates. The result for a document depends
 only on its candidates, so the number of threads does not matter."""
 
@@ -45,8 +45,8 @@ def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows
 
 @dataclass(frozen=True)
 class Graph:
-    """Directed graph over documents. Row i of `neighbors` has `degrees[i]` distinct ones, then -1. Every walk begins at
-    the document `entry`."""
+    """Directed graph over documents. Row i of `neighbors` has `degrees[i]` distinct documents, then -1. Every walk
+    begins at the document `entry`."""
 
     neighbors: Int32[ndarray, "documents width"]
     degrees: Int32[ndarray, " documents"]
@@ -59,8 +59,8 @@ class Graph:
 
     @classmethod
     def load(cls, folder: Path, documents: int) -> Graph:
-        """Read the files of `save` for a corpus of this size, or raise: in another graph, a walk could leave the
-        corpus."""
+        """Read the files of `save`. Raise `StorageError` unless they are a graph of this many documents: in another
+        graph, a walk could read beyond the corpus."""
         shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
         neighbors, degrees, entry = (
             read_array(folder / name, [dtype], shape, "build the index again")
@@ -105,8 +105,7 @@ def walk_all(
 ) -> tuple[Int64[ndarray, "queries k"], Int64[ndarray, " queries"]]:
     """Return the k best documents by dot product that a walk finds for each query, and the number of scored documents.
 
-    Embeddings must be finite. Unused entries are -1. The number of threads does not change the result.
-    """
+    Embeddings must be finite. Unused entries are -1. The number of threads does not change the result."""
     results, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
     texts = read_only(queries), read_only(documents), np.empty(0, np.float32)
     walks = graph.neighbors, graph.degrees, graph.entry, max(beam, k)
@@ -153,8 +152,7 @@ def _key(score, row):  # type: ignore[no-untyped-def]
 def walk(query, documents, halves, neighbors, degrees, entry, seen, pool):  # type: ignore[no-untyped-def]
     """Fill `pool` with the final beam of a walk. Return its size and the number of scored documents.
 
-    `halves` is empty for the dot product. `seen` is a buffer with a bit for every document.
-    """
+    `halves` is empty for the dot product. `seen` is a buffer with a bit for every document."""
     seen[:] = np.uint64(0)
     seen[entry >> 6] = _ONE << np.uint64(entry & 63)
     score = dot_product(query, documents[entry])

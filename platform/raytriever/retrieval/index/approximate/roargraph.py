@@ -1,25 +1,25 @@
 """RoarGraph: a graph over the documents that is built from training queries, so it is dense where queries search.
 
-Graphs built from documents alone connect documents that are close to each other. For queries of another distribution,
-the nearest documents are far from each other, and a walk takes many steps. RoarGraph connects documents that are close
-to the same training query:
+Graphs built from documents alone connect documents that are close to each other. But if queries have another
+distribution than documents, the documents nearest to a query are far from each other, and a walk takes many steps. So
+RoarGraph connects documents that are close to the same training query:
 
 1. Bipartite graph: every training query has edges to its `nearest` closest documents. The closest one, the pivot, has
    an edge back to the query.
 2. Projection: two steps in this graph lead from a pivot to the documents that are close to the pivot's queries. These
-   are its candidates. `choose_neighbors` chooses among them by their distances to the pivot and fills free slots.
-   Edges get a reverse edge.
+   are its candidates. `choose_neighbors` chooses among them by their distances to the pivot, and fills free slots.
+   Every edge then gets a reverse edge.
 3. Connectivity enhancement: a walk searches for every document in the graph built so far. `choose_neighbors` chooses
-   further neighbors among the documents of the beam, which get reverse edges. Documents are processed in a random
-   order and in batches, and a batch searches the graph of the batches before it. A document that still has no path
-   from the entry gets an edge from the nearest document that has a path and a free slot.
+   further neighbors among the documents of the beam, and these edges get reverse edges. Documents are processed in a
+   random order and in batches; a batch searches the graph that the batches before it have built. A document that the
+   entry still does not reach gets an edge from the nearest reachable document with a free slot.
 
 Distances between documents are Euclidean, which gives the order of dot products for normalized embeddings.
 
 Source: Chen, Zhang, He, Jing and Wang, RoarGraph: A Projected Bipartite Graph for Efficient Cross-Modal Approximate
 Nearest Neighbor Search, PVLDB 17(11), 2024. Implemented from the paper; the batches and the last edges are additions.
-The graph is the same at any number of threads. Processors with vectors of another length may choose other neighbors
-if distances are almost equal."""
+The graph is the same for any number of threads. Processors with SIMD registers of another width may choose other
+neighbors if distances are almost equal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def project(
     degree: int,
     threads: int = 1,
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
-    """Return the projected graph as neighbors and degrees (see `graph.Graph`); `nearest` begins with the closest."""
+    """Return the projected graph as neighbors and degrees (see `Graph`). Rows of `nearest` begin with the closest."""
     neighbors = np.full((len(documents), degree), -1, np.int32)
     degrees = np.zeros(len(documents), np.int32)
     if nearest.shape[0] and nearest.shape[1]:
@@ -87,8 +87,7 @@ def connect(
 ) -> graphs.Graph:
     """Return the graph of `project` with up to twice as many neighbors. Every document is then reachable.
 
-    `beam` is the beam width of a search for a document. `seed` decides the order of the documents.
-    """
+    `beam` is the beam width of a search for a document. `seed` decides the order of the documents."""
     documents = graphs.read_only(documents)
     count, degree = neighbors.shape
     wide = np.full((count, 2 * degree), -1, np.int32)
@@ -111,7 +110,7 @@ def connect(
 
 
 def _entry(documents: Float32[ndarray, "documents width"], degrees: Int32[ndarray, " documents"]) -> int:
-    """Return the document nearest to the mean of all documents. It has edges, unless no document has any."""
+    """Return the document nearest to the mean of all documents. Choose one that has edges, if there are any."""
     distances = np.square(documents - documents.mean(0, dtype=np.float64)).sum(1)
     return int(np.argmin(np.where((degrees > 0) | (degrees.max() == 0), distances, np.inf)))
 
@@ -187,7 +186,7 @@ class RoarGraph:
         """
         if len(embeddings) > MOST_DOCUMENTS:
             reason = f"there are {len(embeddings):,} documents"
-            raise DataError(reason, remedy=f"RoarGraph holds at most {MOST_DOCUMENTS:,}")
+            raise DataError(reason, remedy=f"use another index; RoarGraph holds at most {MOST_DOCUMENTS:,} documents")
         close = _closest(training, embeddings, nearest)
         neighbors, degrees = project(close, embeddings, degree, threads)
         return cls(connect(neighbors, degrees, embeddings, beam, seed, threads), embeddings)
@@ -212,7 +211,7 @@ def _closest(
 ) -> Int32[ndarray, "training nearest"]:
     """Return the closest documents of each training query.
 
-    They are computed in pieces, because scores and 8-byte positions take three times the memory of the result."""
+    They are computed block by block, because scores and 8-byte positions take three times the memory of the result."""
     close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
     corpus = Corpus(lambda: [(0, embeddings)], TieOrder.of(np.arange(len(embeddings))))
     for start in range(0, len(training), PIECE):

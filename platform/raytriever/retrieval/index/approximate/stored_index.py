@@ -2,11 +2,10 @@
 
     DIR/manifest.json      the digest of every file, and the inputs and settings of the index
     DIR/embeddings.npy     the embeddings, memory-mapped when read
-    DIR/ties.npy           the corpus's order of equal scores
+    DIR/ties.npy           the rank of each document among documents with equal scores
     DIR/finder/            the files of the finder
 
-Every file is compared with its digest before it is opened, because FAISS and SVS trust their files.
-"""
+Every file is compared with its digest before it is opened, because FAISS and SVS trust their files."""
 
 from __future__ import annotations
 
@@ -54,15 +53,14 @@ class _Meta(TypedDict):
 def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
     """Write the embeddings of an index into its folder and memory-map them. `shape` is the total shape of the blocks.
 
-    The index is then built from the file, so that the kernel can drop its pages when memory is short.
-    """
+    The index is then built from the file, so that the kernel can drop its pages when memory is short."""
     file = folder / EMBEDDINGS
     with file.open("xb") as stream:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(stream, header)
         for block in blocks:
             stream.write(np.ascontiguousarray(block, "<f4").data)
-    # Copy-on-write, because compiled code for arrays in memory rejects a read-only array.
+    # Copy-on-write, because code that is compiled for arrays in memory rejects read-only arrays.
     return np.asarray(read_array(file, ["float32"], shape, _REMEDY, mapped="c"))
 
 

@@ -5,8 +5,7 @@ redistribution. It does not report how many candidates a walk scored. In tests, 
 threads gave the same results.
 
 Source: Subramanya, Devvrit, Kadekodi, Krishnaswamy and Simhadri, DiskANN: Fast Accurate Billion-point Nearest Neighbor
-Search on a Single Node, NeurIPS 2019.
-"""
+Search on a Single Node, NeurIPS 2019."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, setting
 from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
-# Pruning factor: an edge is removed if a detour is nearer by this factor. It must be below 1 for the dot product.
+# Pruning factor: an edge is removed if a detour is shorter by this factor. For the dot product it must be below 1.
 ALPHA = 0.95
 _FOLDERS = ("config", "graph", "data")
 
@@ -62,8 +61,7 @@ class Vamana:
     @classmethod
     def load(cls, folder: Path, shape: tuple[int, ...]) -> Vamana:
         """Read the files of `save` for embeddings of this shape. The caller must have checked the digests of the
-        folder.
-        """
+        folder."""
         svs = _svs()
         config, graph, data = (str(folder / name) for name in _FOLDERS)
         vectors = svs.VectorDataLoader(data, svs.DataType.float32)

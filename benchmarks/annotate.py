@@ -83,10 +83,10 @@ def serving(folder: Path) -> Iterator[Served]:
 
 def questions() -> list[AnnotationQuery]:
     """Return the questions; each has passages that share a word with it only."""
-    draw = random.Random(5)
+    random_numbers = random.Random(5)
     result = []
     for _ in range(QUERIES):
-        name = "".join(draw.choices("abcdefghij", k=8))
+        name = "".join(random_numbers.choices("abcdefghij", k=8))
         passages = [f"{name} no {j}" + " and a hundred words more of it" * (j + 5) for j in range(PASSAGES)]
         result.append(AnnotationQuery(f"what is {name}", range(PASSAGES), passages))
     return result
@@ -95,8 +95,8 @@ def questions() -> list[AnnotationQuery]:
 def write_dataset(folder: Path) -> None:
     """Write the questions and their passages as a data set in BEIR layout."""
     numbered = list(enumerate(questions()))
-    documents = ({"_id": f"d{i}-{j}", "text": text} for i, each in numbered for j, text in enumerate(each.passages))
-    queries = ({"_id": f"q{i}", "text": each.text} for i, each in numbered)
+    documents = ({"_id": f"d{i}-{j}", "text": text} for i, item in numbered for j, text in enumerate(item.passages))
+    queries = ({"_id": f"q{i}", "text": item.text} for i, item in numbered)
     folder.mkdir(parents=True)
     write_beir(folder, documents, queries, {"train": [(f"q{i}", f"d{i}-0", 1) for i, _ in numbered]})
 
@@ -159,8 +159,8 @@ def rates(folder: Path) -> list[tuple[float, float]]:
     return pairs
 
 
-def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int, float]:
-    """Kill a job after a share of its requests is answered, then run it again until it ends.
+def killed(folder: Path, name: str, fraction: float, hold: bool) -> tuple[int, int, float]:
+    """Kill a job after a fraction of its requests is answered, then run it again until it ends.
 
     Returns:
         The number of answers that were paid twice, the number of running requests at the kill, and the longest time in
@@ -169,7 +169,7 @@ def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int,
     with serving(folder) as served:
         words = command(folder, name, served.endpoint)
         process = begin(words, folder)
-        while served.digests("answered").total() < share * REQUESTS:
+        while served.digests("answered").total() < fraction * REQUESTS:
             time.sleep(0.002)
         if hold:
             urlopen(Request(f"{served.endpoint}/hold", method="POST"), timeout=30).close()
@@ -203,8 +203,10 @@ def main() -> None:
         write_dataset(folder / "data")
         pairs = rates(folder)
         delayed = killed(folder, "held", 0.5, hold=True)
-        draw = random.Random()
-        kills = [killed(folder, f"kill-{number}", draw.uniform(0.2, 0.8), hold=False) for number in range(KILLS)]
+        random_numbers = random.Random()
+        kills = [
+            killed(folder, f"kill-{number}", random_numbers.uniform(0.2, 0.8), hold=False) for number in range(KILLS)
+        ]
     own, ours = (sorted(column)[PAIRS // 2] for column in zip(*pairs, strict=True))
     ratio = sorted(job / server for server, job in pairs)[PAIRS // 2]
     prompt = load_prompts("").build_messages(RELEVANCE, questions_made[0].text, questions_made[0].passages)

@@ -43,7 +43,7 @@ from raytriever.training.optimizer_and_schedule import build_optimizer
 from text_sources import is_held_out, pack, read_source
 
 ENCODER, FIGURES, CHECKPOINT = "encoder", "figures.json", "checkpoint.pt"
-MASKED, MEASURED = 0.2, 8_192  # share of the tokens; held-out tokens that are measured
+MASKED, MEASURED = 0.2, 8_192  # fraction of the tokens; held-out tokens that are measured
 MINILM_SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 IGNORED = -100  # label of a token that is not masked
 
@@ -117,7 +117,11 @@ class MaskedTraining:
         """Everything but the length that decides the weights."""
         digest = hashlib.sha256(self.sequences.numpy().tobytes() + self.held_out.numpy().tobytes()).hexdigest()
         settings = {name: value for name, value in asdict(self.plan).items() if name not in ("steps", "every")}
-        return {"texts": digest, "parameters": sum(each.numel() for each in self.model.parameters()), **settings}
+        return {
+            "texts": digest,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            **settings,
+        }
 
     def train(self, output: Path, facts: Mapping[str, Any], log: Callable[[str], None], minutes: float) -> None:
         """Train to the end of the schedule, or for some minutes; measure and save on the way and at the end.
@@ -162,8 +166,8 @@ class MaskedTraining:
         """Return loss and accuracy at masked tokens of held-out texts; the masks are always the same."""
         self.model.eval()
         blocks = [self._loss(block, number) for number, block in enumerate(self.held_out.split(self.plan.batch))]
-        right = torch.cat([each for _, each in blocks])
-        loss = sum(float(loss) * len(each) for loss, each in blocks) / len(right)
+        right = torch.cat([item for _, item in blocks])
+        loss = sum(float(loss) * len(item) for loss, item in blocks) / len(right)
         done = self.progress
         return {
             "step": done.step,
@@ -208,7 +212,7 @@ class MaskedTraining:
             torch.save(state, temporary)
             temporary.replace(output / CHECKPOINT)
         plan = asdict(self.plan) | {"masked": MASKED, "precision": self.precision}
-        content = {**facts, "plan": plan, "measurements": self.progress.points}
+        content = {**facts, "plan": plan, "dataset_evaluation": self.progress.points}
         with committed_directory(output / ENCODER, replace=True) as folder, quiet_transformers():
             self.model.bert.save_pretrained(folder)
             self._tokenizer.save_pretrained(folder)
@@ -281,7 +285,7 @@ def prepare(
         "machine": machine(),
         "sources": facts,
         "texts": {"trained": len(parts[0]), "held_out": len(parts[1])},
-        "tokens": {"trained": sequences.numel(), "measured": held_out[: MEASURED // plan.length].numel()},
+        "tokens": {"trained": sequences.numel(), "metrics": held_out[: MEASURED // plan.length].numel()},
     }
     return MaskedTraining(model, tokenizer, sequences, held_out, plan), about
 

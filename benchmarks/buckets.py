@@ -133,14 +133,14 @@ def equal_commands(work: Path, pairs: int) -> tuple[dict[str, End], dict[str, ob
         there = found(output, "prepare")
         wanted = wanted or there
         different += there != wanted
-    good_pairs = sum(len(one) == 1 for one in ended)
+    good_pairs = sum(len(item) == 1 for item in ended)
     ends = {
         "equal commands for a path of a bucket: one ran, one was refused": End(
             good_pairs, f"{pairs}", good_pairs == pairs
         ),
         "equal commands for a path of a bucket: results that differ": End(different, "0", not different),
     }
-    return ends, {"equal commands": [one for one in ended if len(one) > 1]}
+    return ends, {"equal commands": [item for item in ended if len(item) > 1]}
 
 
 def checkpoints(work: Path, every: int) -> tuple[dict[str, End], dict[str, object]]:
@@ -156,7 +156,7 @@ def checkpoints(work: Path, every: int) -> tuple[dict[str, End], dict[str, objec
         if command.wait():
             raise SystemExit(command.log.read_text())
         with copied(output) if place == "bucket" else nullcontext(work / output) as path:
-            rows = [json.loads(line)["measured"] for line in (path / "steps.jsonl").read_text().splitlines()]
+            rows = [json.loads(line)["metrics"] for line in (path / "steps.jsonl").read_text().splitlines()]
         rows = [row for row in rows if "checkpoint_seconds" in row]
         seconds[place] = [[round(row["step_seconds"], 2), round(row["checkpoint_seconds"], 2)] for row in rows]
     waits = {place: median([row[1] for row in rows if row[1]] or [0.0]) for place, rows in seconds.items()}

@@ -1,18 +1,18 @@
 """Promises of `--calibrate kept`, `wrong-answers` and `missed`, by simulation, for the scores of four systems.
 
-Run: `python benchmarks/conformal.py [--draws N] [--json PATH]`. A population of 5,000 questions is drawn once for each
-system, and each draw takes some of these with replacement: they choose the thresholds, and the true share is that of
-the whole population, without an error of its own. Seven of ten questions have an answer: one to four relevant passages
-of 200. Of these questions 2 % find none of them.
+Run: `python benchmarks/conformal.py [--samples N] [--json PATH]`. A population of 5,000 questions is sampled once for
+each system, and each sample takes some of these with replacement: they choose the thresholds, and the true fraction is
+that of the whole population, without an error of its own. Seven of ten questions have an answer: one to four relevant
+passages of 200. Of these questions 2 % find none of them.
 
 - `cosine`: distinct scores; some questions score all passages higher than others.
 - `ties`: the same, rounded to tenths.
 - `fusion`: reciprocal rank fusion (k = 60) of two such rankings, by the `FusedSystem` of `bm25+minilm`.
-- `run`: the ten best passages of a file of `--model run:FILE`, by its `RunSystem`. Other passages have no score.
+- `run`: the ten best passages of a file of `--model run:FILE`, by its `RunFileSystem`. Other passages have no score.
 
-Columns: mean true share that is lost, wrong or missed, with its standard error over the draws (a draw of which no
-threshold keeps the promise counts as 0, as it promises nothing), whether it is at most the stated share and two
-standard errors, and the share of draws that reach the promise. Of `kept` also the mean number of passages."""
+Columns: mean true fraction that is lost, wrong or missed, with its standard error over the samples (a sample of which
+no threshold keeps the promise counts as 0, as it promises nothing), whether it is at most the stated share and two
+standard errors, and the fraction of samples that reach the promise. Of `kept` also the mean number of passages."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from numpy import ndarray
 
 from ends import machine, parser
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
-from raytriever.evaluation.composed.fusion_and_reranking import FusedSystem, ListingSystem, RunSystem
+from raytriever.evaluation.composed.fusion_and_reranking import FusedSystem, ListingSystem, RunFileSystem
 from raytriever.metrics.answer_confidence import ENTROPY, SCORE, RankedQuestions
-from raytriever.metrics.answer_threshold import AnswerAim, achieve_answers, decide
+from raytriever.metrics.answer_threshold import AnswerTarget, achieve_answers, decide
 from raytriever.metrics.passage_threshold import RankedPassages, choose_kept_threshold
 
 SYSTEMS, QUESTIONS, POPULATION, PASSAGES = ("cosine", "ties", "fusion", "run"), (20, 30, 60, 200), 5_000, 200
 ALPHAS = (0.05, 0.1, 0.2)
-AIMS: list[tuple[AnswerAim, float | None]] = [(aim, one) for aim in ("wrong_answers", "missed") for one in ALPHAS]
-COLUMNS = ["system", "questions", "aim", "stated", "true", "error", "holds", "reached", "passages"]
+TARGETS: list[tuple[AnswerTarget, float | None]] = [
+    (target, alpha) for target in ("wrong_answers", "missed") for alpha in ALPHAS
+]
+COLUMNS = ["system", "questions", "target", "stated", "true", "error", "holds", "reached", "passages"]
 Row = list[str | float | bool | None]
 
 
@@ -66,7 +68,7 @@ class Scores:
         return self.values[queries, documents]
 
 
-def run_file(first: Scores, dataset: RetrievalDataset) -> RunSystem:
+def run_file(first: Scores, dataset: RetrievalDataset) -> RunFileSystem:
     """Return the system of a run file with the ten best passages of each question."""
     scores, documents = first.search(np.arange(POPULATION), 10)
     with NamedTemporaryFile("w", suffix=".trec") as file:
@@ -75,7 +77,7 @@ def run_file(first: Scores, dataset: RetrievalDataset) -> RunSystem:
                 if document >= 0:
                     file.write(f"{question} Q0 {dataset.documents.ids[document]} 0 {score!r} simulated\n")
         file.flush()
-        return RunSystem(dataset, file.name)
+        return RunFileSystem(dataset, file.name)
 
 
 def population(rng: np.random.Generator, system: str) -> tuple[RankedQuestions, RankedPassages]:
@@ -87,7 +89,7 @@ def population(rng: np.random.Generator, system: str) -> tuple[RankedQuestions, 
     if system == "ties":
         scores = np.round(scores, 1)
     lost = (rng.random(POPULATION) < 0.02)[:, None] & relevant
-    ids, questions = [f"{one:03}" for one in range(PASSAGES)], list(map(str, range(POPULATION)))
+    ids, questions = [f"{rank:03}" for rank in range(PASSAGES)], list(map(str, range(POPULATION)))
     dataset = RetrievalDataset("simulated", Documents(ids, ids, ids), Queries(questions, questions), {})
     first = Scores(np.where(lost, -np.inf, scores))
     ranking: Scores | ListingSystem = first
@@ -104,16 +106,16 @@ def population(rng: np.random.Generator, system: str) -> tuple[RankedQuestions, 
     return asked, RankedPassages(ranked[has_answer], right[has_answer], counts[has_answer])
 
 
-def simulate(system: str, questions: int, draws: int, rng: np.random.Generator) -> list[Row]:
+def simulate(system: str, questions: int, samples: int, rng: np.random.Generator) -> list[Row]:
     """Return a row for each promise."""
     every, passages = population(np.random.default_rng(SYSTEMS.index(system)), system)
     true: dict[tuple[str, float], list[float]] = {}
     kept: dict[float, list[float]] = {alpha: [] for alpha in ALPHAS}
     reached: dict[tuple[str, float], int] = {}
 
-    def add(aim: str, alpha: float, share: float | None) -> None:
-        true.setdefault((aim, alpha), []).append(share or 0.0)
-        reached[aim, alpha] = reached.get((aim, alpha), 0) + (share is not None)
+    def add(target: str, alpha: float, fraction: float | None) -> None:
+        true.setdefault((target, alpha), []).append(fraction or 0.0)
+        reached[target, alpha] = reached.get((target, alpha), 0) + (fraction is not None)
 
     # The mean loss and the number of passages at any threshold, from the sorted scores of the population.
     own = np.sort(passages.scores[~np.isnan(passages.scores)])
@@ -122,7 +124,7 @@ def simulate(system: str, questions: int, draws: int, rng: np.random.Generator) 
     sorted_scores = passages.scores[passages.relevant][order]
     cumulated = np.concatenate([[0.0], np.cumsum(weights[order])])
     outside = len(passages) - weights.sum()
-    for _ in range(draws):
+    for _ in range(samples):
         rows = rng.integers(0, len(passages), questions)
         some = RankedPassages(passages.scores[rows], passages.relevant[rows], passages.counts[rows])
         for alpha in ALPHAS:
@@ -135,14 +137,14 @@ def simulate(system: str, questions: int, draws: int, rng: np.random.Generator) 
         while not asked.answerable.any():
             asked = every.where(rng.integers(0, len(every), questions))
         for name in (SCORE, ENTROPY):
-            made = decide(asked, asked, AIMS, name)
+            made = decide(asked, asked, TARGETS, name)
             values = made.confidence.of(every)
             for threshold, _ in made.thresholds:
                 assert threshold.wanted is not None
-                share = None
+                fraction = None
                 if threshold.reached:
-                    share = achieve_answers(values >= threshold.score, every).of(threshold.aim).value
-                add(f"{threshold.aim} by {name}", threshold.wanted, share)
+                    fraction = achieve_answers(values >= threshold.score, every).of(threshold.target).value
+                add(f"{threshold.target} by {name}", threshold.wanted, fraction)
     return rows_of(system, questions, true, reached, kept)
 
 
@@ -155,30 +157,30 @@ def rows_of(
 ) -> list[Row]:
     """Return a row for each promise."""
     rows: list[Row] = []
-    for (aim, alpha), shares in true.items():
-        mean, error = float(np.mean(shares)), float(np.std(shares) / np.sqrt(len(shares)))
-        count = round(float(np.mean(kept[alpha])), 1) if aim == "kept" and kept[alpha] else None
-        stated = round(1 - alpha, 2) if aim == "kept" else alpha
+    for (target, alpha), fractions in true.items():
+        mean, error = float(np.mean(fractions)), float(np.std(fractions) / np.sqrt(len(fractions)))
+        count = round(float(np.mean(kept[alpha])), 1) if target == "kept" and kept[alpha] else None
+        stated = round(1 - alpha, 2) if target == "kept" else alpha
         holds = mean <= alpha + 2 * error
-        rows.append([system, questions, aim, stated, round(mean, 4), round(error, 4), holds])
-        rows[-1] += [round(reached[aim, alpha] / len(shares), 3), count]
+        rows.append([system, questions, target, stated, round(mean, 4), round(error, 4), holds])
+        rows[-1] += [round(reached[target, alpha] / len(fractions), 3), count]
     return rows
 
 
 def main() -> None:
     """Simulate and report."""
     line = parser(__doc__.splitlines()[0])
-    line.add_argument("--draws", type=int, default=1_000, help="sets of questions of each cell")
+    line.add_argument("--samples", type=int, default=1_000, help="sets of questions of each cell")
     options = line.parse_args()
     rows: list[Row] = []
     print(*COLUMNS, sep=" | ")
     for seed, (system, questions) in enumerate(product(SYSTEMS, QUESTIONS)):
-        rows += simulate(system, questions, options.draws, np.random.default_rng(seed))
+        rows += simulate(system, questions, options.samples, np.random.default_rng(seed))
         print(*(row for row in rows if row[:2] == [system, questions]), sep="\n", flush=True)
     print(machine(), f"{sum(row[6] is True for row in rows)} of {len(rows)} hold")
     if options.json:
         table = ",\n  ".join(json.dumps(row) for row in rows)
-        head = json.dumps({"machine": machine(), "draws": options.draws, "columns": COLUMNS})
+        head = json.dumps({"machine": machine(), "samples": options.samples, "columns": COLUMNS})
         options.json.write_text(f'{head[:-1]},\n "rows": [\n  {table}\n]}}\n')
 
 

@@ -3,7 +3,7 @@
 Run: `python benchmarks/cosine.py RESULTS DATASET... [--guess X] [--image PATH]`, where RESULTS/DATASET.dev and
 RESULTS/DATASET.test are directories of `raytriever evaluate`. A pair is a match if its score is at or above the
 threshold: F1 is that of all pairs of the pools, of which `scores/` has the scores. The threshold has the highest F1 on
-dev. The figure has the share of right and wrong passages by score; wrong ones are the best of each question."""
+dev. The figure has the fraction of right and wrong passages by score; wrong ones are the best of each question."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def best_negatives(pools: ScoredPools) -> ndarray:
 
 
 def main() -> None:
-    """Print the table, and draw the figure."""
+    """Print the table, and plot the figure."""
     line = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     line.add_argument("results", type=Path)
     line.add_argument("datasets", nargs="+")
@@ -55,7 +55,11 @@ def main() -> None:
             first.setdefault(model, threshold)
             figures = [100 * f1_at(pools, at) for at in (threshold, options.guess, first[model])]
             area = 100 * pooled_auc(pools.positives, pools.negatives)
-            print(f"| {name} | {model} | {threshold:.3g} |", " | ".join(f"{one:.1f}" for one in [*figures, area]), "|")
+            print(
+                f"| {name} | {model} | {threshold:.3g} |",
+                " | ".join(f"{figure:.1f}" for figure in [*figures, area]),
+                "|",
+            )
             drawn[name, model] = pools, threshold
     if options.image is None:
         return

@@ -143,7 +143,7 @@ def again(dataset: Path) -> dict[str, float]:
     request = Request(str(dataset), minilm())
     lines: list[str] = []
     prepare(request, in_processes)
-    took = seconds(lambda: prepare(request, in_processes, report=lines.append))
+    took = seconds(lambda: prepare(request, in_processes, log=lines.append))
     return {"seconds": took, "logged": float("prepared before" in lines[0])}
 
 
@@ -165,11 +165,11 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
             "batch": "tokenizers.encode_batch",
             "transformers": "the transformers tokenizer",
         }.items():
-            share = got[name] / got["prepare"]
+            fraction = got[name] / got["prepare"]
             # SQuAD is small enough that the job itself uses processes; Ray's speed on it is only reported.
             decides = name == "batch" and runner == "processes"
-            target, holds = ("at least 0.8", share >= 0.8) if decides else ("reported", True)
-            results[f"prepare by {runner}, speed / {rival}"] = End(share, target, holds)
+            target, holds = ("at least 0.8", fraction >= 0.8) if decides else ("reported", True)
+            results[f"prepare by {runner}, speed / {rival}"] = End(fraction, target, holds)
         results[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "reported", True)
         results[f"prepare by {runner}, driver memory grown (MB)"] = End(got["grown"], "under 300", got["grown"] < 300)
     got = in_a_process("again", arguments)

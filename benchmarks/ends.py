@@ -39,17 +39,17 @@ class End:
 
 def report(title: str, ends: dict[str, End], to: Path | None) -> None:
     """Print the results as a table, and write them as JSON if `json` is a path."""
-    width = max(len(name) for name in ends)
+    dim = max(len(name) for name in ends)
     print(f"{title}, {date.today()}, {machine()}")
     for name, end in ends.items():
-        print(end_line(name, end, width))
+        print(end_line(name, end, dim))
     if to is not None:
         write_ends(ends, to)
 
 
-def end_line(name: str, end: End, width: int = 75) -> str:
+def end_line(name: str, end: End, dim: int = 75) -> str:
     """Return a result as a line of a table."""
-    return f"{name:<{width}}  {end.value:>10.4g}  {end.target:<22} {'holds' if end.holds else 'FAILS'}"
+    return f"{name:<{dim}}  {end.value:>10.4g}  {end.target:<22} {'holds' if end.holds else 'FAILS'}"
 
 
 def write_ends(ends: dict[str, End], to: Path) -> None:

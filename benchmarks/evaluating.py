@@ -69,7 +69,7 @@ def pin(session: int, pins: Mapping[str, set[int]], over: threading.Event) -> No
 def logged_events(run: Path) -> list[tuple[int, int, dict[str, float]]]:
     """Return the logged events: the step, the time in milliseconds, and the figures."""
     lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    return [(line["step"], line["milliseconds"], line["measured"]) for line in lines]
+    return [(line["step"], line["milliseconds"], line["metrics"]) for line in lines]
 
 
 def losses(run: Path) -> dict[int, float]:

@@ -47,7 +47,7 @@ def make_dataset(folder: Path, size: int = 400, training: int = 300, others: int
 
 
 def make_encoder(folder: Path) -> Path:
-    """Write a transformers checkpoint with random weights: two layers of width 64, one token per character."""
+    """Write a transformers checkpoint with random weights: two layers of dimension 64, one token per character."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -112,8 +112,8 @@ class Run:
                 entry = json.loads(line)
             except json.JSONDecodeError:
                 continue  # being written
-            if "loss" in entry["measured"]:
-                stored[entry["step"]] = (entry["milliseconds"] / 1000, entry["measured"]["loss"])
+            if "loss" in entry["metrics"]:
+                stored[entry["step"]] = (entry["milliseconds"] / 1000, entry["metrics"]["loss"])
         return stored
 
     def workers(self) -> list[int]:

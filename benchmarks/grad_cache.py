@@ -60,9 +60,9 @@ def objective(precision: str, device: torch.device) -> object:
     return Objective(retriever, loss, precision)
 
 
-def take_step(strategy: Any, share: Any, number: int) -> None:
+def take_step(strategy: Any, partial: Any, number: int) -> None:
     """Do a step."""
-    value = strategy.forward_backward(share).value
+    value = strategy.forward_backward(partial).value
     strategy.clip_gradients()
     strategy.step(value, number)
 
@@ -104,16 +104,16 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
     if size > 1:
         backend = "nccl" if device_type == "cuda" else "gloo"
         distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    built, shares = {}, {}
+    built, partials = {}, {}
     for name, chunk in (("whole", None), ("cached", CHUNK)):
-        model, shares[name] = objective(precision, device), batch(rank, size, device, chunk)
+        model, partials[name] = objective(precision, device), batch(rank, size, device, chunk)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         built[name] = build_strategy(TrainingConfig(strategy=strategy), model, optimizer, current_workers(), device)
     durations: dict[str, list[float]] = {name: [] for name in built}
     for step in range(steps + 1):
-        for name, one in built.items():
+        for name, value in built.items():
             start = perf_counter()
-            take_step(one, shares[name], step)
+            take_step(value, partials[name], step)
             if device_type == "cuda":
                 torch.cuda.synchronize()
             if step:

@@ -138,7 +138,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         name = f"{row['pack']} (mean of {row['parts']})" if row["parts"] else str(row["pack"])
         cells = [name, row["split"], f"{row['queries']:,}", f"{row['documents']:,}"]
         for model, metric in pairs:
-            value, best = row[model][metric], max(row[one][metric] for one in MODELS)
+            value, best = row[model][metric], max(row[model][metric] for model in MODELS)
             cells.append(f"**{value:.3f}**" if value == best else f"{value:.3f}")
         lines.append("| " + " | ".join(cells) + " |")
     path.write_text("\n".join(lines) + "\n")

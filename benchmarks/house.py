@@ -30,7 +30,8 @@ EXPECTED = {
 # Words of no field; names are split at underscores and capitals. This file, its test, and the stored files of older
 # versions are not searched.
 DIALECT = re.compile(
-    r"\b(told|hears?|heard|put aside|beside|whoever|anew|mailbox|news|torn|mend(?:s|ed|ing)?|at hand)\b"
+    r"\b(told|hears?|heard|put aside|beside|whoever|anew|mailbox|news|torn|mend(?:s|ed|ing)?|at hand|"
+    r"aims?|arms?|finders?|progression|readouts?)\b"
 )
 WRITTEN = (
     "platform",
@@ -49,6 +50,8 @@ WRITTEN = (
 WRITTEN_SUFFIXES = ("", ".py", ".md", ".yaml", ".yml", ".html", ".js", ".css", ".json")
 # A generated block of a page, with its markers; see `docs/build.py`.
 GENERATED = re.compile(r"<!-- generated?: .*?<!-- end[^>]*-->", re.DOTALL)
+# Names of loop variables that say nothing of what they hold.
+VAGUE = {"one", "each", "own", "every"}
 NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py")
 RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
 # Modules whose texts hold flags of other programs; the texts of all others name settings by `errors.setting`.
@@ -155,6 +158,17 @@ def dialect() -> list[str]:
     return places
 
 
+def vague_loops() -> list[str]:
+    """Return the variables of loops and comprehensions with a name of `VAGUE`."""
+    places = []
+    for path in _written_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.suffix == ".py" else ():
+            if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+                names = {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+                places += [f"{path.relative_to(REPOSITORY)}:{node.target.lineno}: {name}" for name in names & VAGUE]
+    return places
+
+
 def _written_files() -> Iterator[Path]:
     """Yield the source, text and result files of the repository."""
     for name in WRITTEN:
@@ -258,6 +272,7 @@ def main() -> None:
         f"folders over {FOLDER_LIMIT} files": crowded_folders(),
         "prefixes that three files share": shared_prefixes(),
         "words of no field": dialect(),
+        "loop variables that say nothing": vague_loops(),
         "docstrings that begin with a relative clause": relative_docstrings(),
         "public class names that occur twice": repeated_class_names(),
         "strings that spell a flag": flag_literals(),
@@ -265,7 +280,7 @@ def main() -> None:
         "definitions that no command and no public name reaches": reached.unreached(reached.roots()),
     }.items():
         print(f"{title}: {len(offenders)}")
-        print(*(f"  {one}" for one in offenders), sep="\n", end="\n" if offenders else "")
+        print(*(f"  {offender}" for offender in offenders), sep="\n", end="\n" if offenders else "")
 
 
 if __name__ == "__main__":

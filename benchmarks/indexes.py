@@ -1,11 +1,11 @@
 """Approximate indexes compared on the positive control, and the thresholds of RoarGraph.
 
-Run: `python benchmarks/indexes.py [--json PATH] [--documents 100000] [--skip vamana]`. Documents of width 128 and as
-many training queries, 500 queries that are shifted like the training queries and 500 that are drawn like the documents
-(`tests/support/synthetic.py`), all in one process. Indexes are built on all cores and searched on one. Candidates
-at recall@10 0.95 are interpolated between two settings. Queries per second are counted in processor seconds, the least
-of several passes. RoarGraph and HNSW are searched alternately with the same number of candidates, without the rest of
-the search."""
+Run: `python benchmarks/indexes.py [--json PATH] [--documents 100000] [--skip vamana]`. Documents of dimension 128 and
+as many training queries, 500 queries that are shifted like the training queries and 500 that are sampled like the
+documents (`tests/support/synthetic.py`), all in one process. Indexes are built on all cores and searched on one.
+Candidates at recall@10 0.95 are interpolated between two settings. Queries per second are counted in processor seconds,
+the least of several passes. RoarGraph and HNSW are searched alternately with the same number of candidates, without the
+rest of the search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from numpy import ndarray
 from ends import End, parser, report
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex
 from raytriever.retrieval.index.approximate.build_index import build_index
-from raytriever.retrieval.index.approximate.index_recall import measure, one_thread
+from raytriever.retrieval.index.approximate.index_recall import evaluate_recall, one_thread
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
 from raytriever.retrieval.index.approximate.neighbor_graph import mark_reachable
 from raytriever.retrieval.index.exact_top_k import top_k
@@ -30,10 +30,10 @@ from raytriever.retrieval.index.exact_top_k import top_k
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("tests/support", "studies")]
 from synthetic import control
 
-from effort import at_recall, finder_bytes
+from search_size import ann_index_bytes, at_recall
 
 QUERIES, RECALL, K = 500, 0.95, 10
-EFFORTS = (20, 40, 80, 160)
+SEARCH_SIZES = (20, 40, 80, 160)
 RUNS = 3
 BUILD_SECONDS = 300
 
@@ -52,7 +52,7 @@ def built(
             seconds, f"at most {BUILD_SECONDS}" if wanted else "reported", seconds <= BUILD_SECONDS or not wanted
         )
         ends[f"{kind}: memory in addition to the embeddings (MB)"] = End(
-            finder_bytes(indexes[kind].finder) / 1e6, "reported", True
+            ann_index_bytes(indexes[kind].ann_index) / 1e6, "reported", True
         )
     return indexes, ends
 
@@ -63,11 +63,11 @@ def shift_of(indexes: dict[str, ApproximateIndex], sets: dict[str, tuple[ndarray
     for kind, index in indexes.items():
         points = {name: at_recall(index, queries, true, RECALL) for name, (queries, true) in sets.items()}
         for name, point in points.items():
-            if not point.effort:
+            if not point.search_size:
                 ends[f"{kind}: the greatest recall@10 it reaches, {name}"] = End(point.recall, "reported", True)
             elif isnan(point.candidates):  # Vamana reports no candidates; its beam is used instead
                 ends[f"{kind}: documents in the beam at recall@10 {RECALL}, {name}"] = End(
-                    point.effort, "reported", True
+                    point.search_size, "reported", True
                 )
             else:
                 ends[f"{kind}: candidates at recall@10 {RECALL}, {name}"] = End(point.candidates, "reported", True)
@@ -78,21 +78,21 @@ def shift_of(indexes: dict[str, ApproximateIndex], sets: dict[str, tuple[ndarray
     return ends
 
 
-def rate(index: ApproximateIndex, queries: ndarray, effort: int) -> tuple[float, float]:
-    """Return the queries per second of the finder on one thread, and its candidates."""
+def rate(index: ApproximateIndex, queries: ndarray, search_size: int) -> tuple[float, float]:
+    """Return the queries per second of the ANN index on one thread, and its candidates."""
     began = process_time()
-    result = index.finder.find(queries, K, effort, 1)
+    result = index.ann_index.find(queries, K, search_size, 1)
     return len(queries) / (process_time() - began), result.candidates
 
 
 def speed(roar: ApproximateIndex, hnsw: ApproximateIndex, queries: ndarray) -> dict[str, End]:
     """Compare RoarGraph's rate with HNSW's at the same number of candidates, and the spread of all indexes."""
     ends, ratios = {}, []
-    for effort in EFFORTS:
-        turns = [(rate(roar, queries, effort), rate(hnsw, queries, effort)) for _ in range(7)]
+    for search_size in SEARCH_SIZES:
+        turns = [(rate(roar, queries, search_size), rate(hnsw, queries, search_size)) for _ in range(7)]
         (_, ours), (_, theirs) = turns[0]
         # The same beam scores nearly as many in both; the rest is corrected in proportion.
-        ratios.append(median(one[0] / other[0] for one, other in turns) * ours / theirs)
+        ratios.append(median(item[0] / other[0] for item, other in turns) * ours / theirs)
         ends[f"roargraph / hnsw queries a second at {ours:,.0f} candidates (x)"] = End(
             ratios[-1], "at least 0.5", ratios[-1] >= 0.5
         )
@@ -102,7 +102,8 @@ def speed(roar: ApproximateIndex, hnsw: ApproximateIndex, queries: ndarray) -> d
 def repeats(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarray) -> dict[str, End]:
     """Return the spread of the rates of three runs in this process."""
     runs = [
-        {kind: measure(index, queries, true, index.effort).qps for kind, index in indexes.items()} for _ in range(RUNS)
+        {kind: evaluate_recall(index, queries, true, index.search_size).qps for kind, index in indexes.items()}
+        for _ in range(RUNS)
     ]
     ends = {}
     for kind in indexes:
@@ -120,13 +121,13 @@ def budgets(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
     ends = {}
     for kind, index in indexes.items():
         budget, below = 0.01 * len(index.embeddings), (nan, nan)
-        for effort in range(1, 513) if kind.startswith("ivf") else range(10, 513, 6):
-            candidates = index.finder.find(queries[:100], K, effort, 1).candidates
+        for search_size in range(1, 513) if kind.startswith("ivf") else range(10, 513, 6):
+            candidates = index.ann_index.find(queries[:100], K, search_size, 1).candidates
             if isnan(candidates) or candidates > budget:
                 break
-            below = (effort, candidates)
+            below = (search_size, candidates)
         if not isnan(below[0]):
-            point = measure(index, queries, true, int(below[0]), timed=False)
+            point = evaluate_recall(index, queries, true, int(below[0]), timed=False)
             ends[f"{kind}: recall@10 at {budget:,.0f} candidates, shifted"] = End(point.recall, "reported", True)
     return ends
 
@@ -137,18 +138,20 @@ def main() -> None:
     arguments.add_argument("--documents", type=int, default=100_000, help="how many (default: 100000)")
     arguments.add_argument("--skip", nargs="*", default=[], choices=INDEXES, help="indexes to leave out")
     options = arguments.parse_args()
-    drawn = control(options.documents, QUERIES)
+    sampled = control(options.documents, QUERIES)
     order = np.arange(options.documents)
     sets = {}
     for name in ("shifted", "unshifted"):
-        queries = getattr(drawn, name)
-        sets[name] = queries, top_k(queries, drawn.documents, K, order)[1]
+        queries = getattr(sampled, name)
+        sets[name] = queries, top_k(queries, sampled.documents, K, order)[1]
     kinds = [kind for kind in INDEXES if kind not in ("flat", *options.skip)]
-    small = drawn.documents[:1_000]
-    build_index(small, IndexConfig(index="roargraph"), drawn.training[:500], 0, 1).search(drawn.shifted, K)  # compiles
-    indexes, ends = built(drawn.documents, drawn.training, kinds)
+    small = sampled.documents[:1_000]
+    build_index(small, IndexConfig(index="roargraph"), sampled.training[:500], 0, 1).search(
+        sampled.shifted, K
+    )  # compiles
+    indexes, ends = built(sampled.documents, sampled.training, kinds)
     if "roargraph" in indexes:
-        graph = indexes["roargraph"].finder.graph  # type: ignore[attr-defined]
+        graph = indexes["roargraph"].ann_index.graph  # type: ignore[attr-defined]
         reached = np.zeros(options.documents, np.bool_)
         mark_reachable(graph.neighbors, graph.degrees, graph.entry, reached)
         ends["roargraph: share of documents that can be reached"] = End(reached.mean(), "1", bool(reached.all()))
@@ -158,7 +161,7 @@ def main() -> None:
             ends |= speed(indexes["roargraph"], indexes["hnsw"], sets["shifted"][0])
         ends |= repeats(indexes, *sets["shifted"])
     report(
-        f"indexes {options.documents:,} x {drawn.documents.shape[1]}, {QUERIES} queries of either kind",
+        f"indexes {options.documents:,} x {sampled.documents.shape[1]}, {QUERIES} queries of either kind",
         ends,
         options.json,
     )

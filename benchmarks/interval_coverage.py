@@ -48,7 +48,7 @@ CALIBRATED_QUERIES = (50, 124, 300, 1000)
 # Deviation over seeds, as large as the error of 300 queries in the middle.
 SPREADS = {"none": 0.0, "small": 0.01, "as of queries": 0.03, "large": 0.1}
 SEEDS, COMPARED_QUERIES = (2, 3, 5, 10), (50, 300, 1500)
-THRESHOLDS = {"high": 0.995, "middle": 0.9}  # the share of negatives below
+THRESHOLDS = {"high": 0.995, "middle": 0.9}  # the fraction of negatives below
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Population:
     level: float
     several: bool
 
-    def draw(self, rng: np.random.Generator, queries: int) -> ScoredPools:
-        """Draw a data set with this number of queries."""
+    def sample(self, rng: np.random.Generator, queries: int) -> ScoredPools:
+        """Sample a data set with this number of queries."""
         level, difficulty = rng.normal(0, self.level, queries), rng.normal(0, DIFFICULTY, queries)
         counts = rng.integers(1, 8, queries) if self.several else np.ones(queries, np.int64)
         of_positives, of_negatives = np.repeat(np.arange(queries), counts), np.repeat(np.arange(queries), NEGATIVES)
@@ -92,10 +92,10 @@ def population(auc: float, queries: int, level: float, several: bool) -> Populat
 
 def auc_cell(auc: float, queries: int, level: float, several: bool, sets: int, seed: int) -> dict[str, object]:
     """Return the coverage of the AUC intervals, new and old, over the data sets of one population."""
-    drawn, rng = population(auc, queries, level, several), np.random.default_rng(seed)
+    sampled, rng = population(auc, queries, level, several), np.random.default_rng(seed)
     new, old, few, apart = [], [], [], 0
     for _ in range(sets):
-        pools = drawn.draw(rng, queries)
+        pools = sampled.sample(rng, queries)
         interval = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
         apart += interval.standard_error != interval.standard_error
         new.append(interval.low <= auc <= interval.high)
@@ -124,37 +124,37 @@ def auc_cell(auc: float, queries: int, level: float, several: bool, sets: int, s
 
 def bootstrap(parts: ndarray, wholes: ndarray, rng: np.random.Generator) -> tuple[float, float]:
     """Return the old interval of pairs: percentiles of 400 resamples of whole queries."""
-    drawn = rng.integers(0, len(parts), (400, len(parts)))
-    whole = wholes[drawn].sum(1)
-    shares = parts[drawn].sum(1)[whole > 0] / whole[whole > 0]
-    return tuple(np.quantile(shares, [0.025, 0.975])) if len(shares) else (np.nan, np.nan)
+    sampled = rng.integers(0, len(parts), (400, len(parts)))
+    whole = wholes[sampled].sum(1)
+    fractions = parts[sampled].sum(1)[whole > 0] / whole[whole > 0]
+    return tuple(np.quantile(fractions, [0.025, 0.975])) if len(fractions) else (np.nan, np.nan)
 
 
 def achieve(pools: ScoredPools, score: float, queries: int) -> dict[str, Proportion]:
-    """Return the shares that a threshold of the score achieves, of queries and of pairs."""
+    """Return the fractions that a threshold of the score achieves, of queries and of pairs."""
     best = np.full(queries, -np.inf)
     np.maximum.at(best, pools.positive_queries, pools.positives)
     np.maximum.at(best, pools.negative_queries, pools.negatives)
     asked = RankedQuestions(best[:, None], ranked_relevance(pools, queries, 1), np.full(queries, ""))
     of_answers, of_pairs = achieve_answers(best >= score, asked), achieve_pairs(pools, score)
-    shares = (of_answers.answered, of_answers.top_precision, of_pairs.precision, of_pairs.recall)
-    return dict(zip(("coverage", "top_precision", "precision", "recall"), shares, strict=True))
+    fractions = (of_answers.answered, of_answers.top_precision, of_pairs.precision, of_pairs.recall)
+    return dict(zip(("coverage", "top_precision", "precision", "recall"), fractions, strict=True))
 
 
 def threshold_cells(
     queries: int, level: float, several: bool, where: str, sets: int, seed: int
 ) -> list[dict[str, object]]:
     """Return the coverage of each interval of the calibration table at one threshold."""
-    drawn, rng = population(0.95, 1000, level, several), np.random.default_rng(seed)
+    sampled, rng = population(0.95, 1000, level, several), np.random.default_rng(seed)
     score = float(ndtri(THRESHOLDS[where]) * np.sqrt(1 + level**2))
-    endless = achieve(drawn.draw(rng, ENDLESS), score, ENDLESS)
+    endless = achieve(sampled.sample(rng, ENDLESS), score, ENDLESS)
     covered: dict[str, list[bool]] = {name: [] for name in endless}
     old: dict[str, list[bool]] = {"precision": [], "recall": []}
     for _ in range(sets):
-        pools = drawn.draw(rng, queries)
-        for name, share in achieve(pools, score, queries).items():
-            if share.whole:
-                covered[name].append(share.low <= endless[name].value <= share.high)
+        pools = sampled.sample(rng, queries)
+        for name, fraction in achieve(pools, score, queries).items():
+            if fraction.total:
+                covered[name].append(fraction.low <= endless[name].value <= fraction.high)
         relevant = np.bincount(pools.positive_queries[pools.positives >= score], minlength=queries)
         returned = relevant + np.bincount(pools.negative_queries[pools.negatives >= score], minlength=queries)
         for name, wholes in (
@@ -219,7 +219,9 @@ def false_difference_cell(spread: str, seeds: int, queries: int, sets: int, seed
             own = hard + rng.normal(0, 0.3, queries)
             shifts = rng.normal(0, SPREADS[spread], (seeds, 1))
             values.append(own + shifts + rng.normal(0, 0.2, (seeds, queries)))
-            cells[row, ""] = [SeedMetrics(n, {"": float(one.mean())}, {"": one}) for n, one in enumerate(values[-1])]
+            cells[row, ""] = [
+                SeedMetrics(n, {"": float(value.mean())}, {"": value}) for n, value in enumerate(values[-1])
+            ]
         new += SeededResults(cells).compare("ours", "theirs", "", "").outcome != NOISE
         signs = np.sign((values[0] - values[1]).mean(axis=1))
         p = paired_t_test(values[0].mean(axis=0), values[1].mean(axis=0)).p_value
@@ -236,7 +238,7 @@ def false_difference_cell(spread: str, seeds: int, queries: int, sets: int, seed
 
 
 def percent(value: object) -> str:
-    """Format a share in percent; None is a dash."""
+    """Format a fraction in percent; None is a dash."""
     return "–" if value is None else f"{100 * float(str(value)):.1f}"
 
 
@@ -245,7 +247,7 @@ def markdown(cells: list[dict[str, object]]) -> str:
     areas = [cell for cell in cells if cell["figure"] == "AUC"]
     errors = [cell for cell in cells if cell["figure"] == "calibration error"]
     false = [cell for cell in cells if cell["figure"] == "false differences"]
-    shares = [cell for cell in cells if cell not in (*areas, *errors, *false)]
+    fractions = [cell for cell in cells if cell not in (*areas, *errors, *false)]
     return "\n".join(
         [
             "Pooled AUC, old → new:\n",
@@ -253,7 +255,7 @@ def markdown(cells: list[dict[str, object]]) -> str:
             "\nPooled AUC, new: data sets warned of, and coverage of the others:\n",
             *_table(areas, ("auc", "positives"), _without_warning),
             "\nCalibration table at a threshold that few (`high`) or many (`middle`) negatives pass, old → new:\n",
-            *_table(shares, ("figure", "threshold", "positives"), _old_and_new),
+            *_table(fractions, ("figure", "threshold", "positives"), _old_and_new),
             "\nCalibration error: mean of the old estimate / true error: coverage of the new interval:\n",
             *_table(errors, ("wrong",), _calibration_text, CALIBRATED_QUERIES),
             "\nFalse differences between equal systems, in percent, old → new:\n",

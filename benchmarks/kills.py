@@ -245,7 +245,7 @@ def contents(folder: Path, stage: str) -> dict[str, str]:
 def losses(file: Path) -> list[tuple[int, float]]:
     """Return the step and loss of every training line."""
     entries = [json.loads(line) for line in file.read_text().splitlines()]
-    return [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry.get("measured", {})]
+    return [(entry["step"], entry["metrics"]["loss"]) for entry in entries if "loss" in entry.get("metrics", {})]
 
 
 def last_line(command: Command) -> str:
@@ -331,7 +331,7 @@ def main() -> None:
             tasks: list[Future[tuple[dict[str, End], dict[str, object]]]] = []
             if options.pairs:
                 tasks.append(pool.submit(equal_commands, work, options.pairs, random.Random("train")))
-            tasks += [pool.submit(measured, work, stage, options.kills) for stage in stages]
+            tasks += [pool.submit(metrics, work, stage, options.kills) for stage in stages]
             for task in as_completed(tasks):
                 ends, details = task.result()
                 report("kills and equal commands", ends, None)
@@ -339,7 +339,7 @@ def main() -> None:
                     add_to(options.json, ends, details)
 
 
-def measured(work: Path, stage: str, kills: int) -> tuple[dict[str, End], dict[str, object]]:
+def metrics(work: Path, stage: str, kills: int) -> tuple[dict[str, End], dict[str, object]]:
     """Disturb a stage; return its results and the details."""
     results = disturbed(work, stage, kills, random.Random(stage))
     done, left = sum(results.kills.values()), max(results.left)

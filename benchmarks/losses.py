@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from ends import End, parser, report
 
-WIDTH, HARD, TAU = 384, 5, 0.01
+DIM, HARD, TAU = 384, 5, 0.01
 AGAINST = "mw against cross_entropy"
 Step = Callable[[], object]
 
@@ -31,8 +31,8 @@ Step = Callable[[], object]
 def embeddings(batch: int) -> list:
     """Return unit queries and passages with a positive near each query; passages 0 to B - 1 are the positives."""
     generator = torch.Generator().manual_seed(0)
-    queries = functional.normalize(torch.randn(batch, WIDTH, generator=generator), dim=1)
-    passages = functional.normalize(torch.randn(batch * (1 + HARD), WIDTH, generator=generator), dim=1)
+    queries = functional.normalize(torch.randn(batch, DIM, generator=generator), dim=1)
+    passages = functional.normalize(torch.randn(batch * (1 + HARD), DIM, generator=generator), dim=1)
     passages[:batch] = functional.normalize(0.4 * queries + passages[:batch], dim=1)
     return [x.requires_grad_() for x in (queries, passages)]
 
@@ -278,8 +278,8 @@ def of_sums() -> dict[str, End]:
     name = "+".join(both)
     for batch in (1024, 4096):
         inputs = embeddings(batch)
-        durations = times({each: ours(each, inputs) for each in (name, *both)}, 9)
-        for wording, of in (("both apart", sum(durations[each] for each in both)), ("mw", durations["mw"])):
+        durations = times({item: ours(item, inputs) for item in (name, *both)}, 9)
+        for wording, of in (("both apart", sum(durations[item] for item in both)), ("mw", durations["mw"])):
             ratio = durations[name] / of
             results[f"{name} / {wording}, B={batch} (x)"] = End(ratio, "reported", True)
     return results
@@ -342,7 +342,7 @@ def main() -> None:
         results = across_queries()
         if not options.across_queries:
             results |= from_scores() | from_embeddings() | in_fresh_processes(options.libauc_python)
-        report(f"losses, {options.threads} threads, fp32, d = {WIDTH}, H = {HARD}", results, options.json)
+        report(f"losses, {options.threads} threads, fp32, d = {DIM}, H = {HARD}", results, options.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Planned memory of training against bytes that torch's allocator reports on a CPU.
 
-Run: `python benchmarks/memory.py [--json PATH]`. A decoder like Qwen3 (8 layers of width 512) and an encoder like
-XLM-R (6 layers of width 384) run one chunk forward and backward: all weights and LoRA adapters, with and without
+Run: `python benchmarks/memory.py [--json PATH]`. A decoder like Qwen3 (8 layers of dimension 512) and an encoder like
+XLM-R (6 layers of dimension 384) run one chunk forward and backward: all weights and LoRA adapters, with and without
 activation checkpointing, in fp32 and bf16, with the attention of a CPU (`cpu`) and with torch's fused attention
 (`fused`), which keeps on a CPU what the planner expects of CUDA. Each figure is planned / allocated."""
 

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from ends import End, parser, report
 from raytriever.metrics.auc import auc_interval, pooled_auc
-from raytriever.metrics.ranking_metrics import Relevance, measure_ranking
+from raytriever.metrics.ranking_metrics import Relevance, evaluate_ranking
 
 QUERIES, RESULTS, DOCUMENTS, JUDGED = 10_000, 1_000, 1_000_000, 20
 NAMES = {
@@ -29,7 +29,7 @@ NAMES = {
     "r_precision": "Rprec",
 }
 # Of the corpus of SciFact and its test queries.
-TEXTS, ASKED, WIDTH, ROUNDS = 5_183, 300, 384, 5
+TEXTS, ASKED, DIM, ROUNDS = 5_183, 300, 384, 5
 SCORES, PER_POSITIVE = 10**7, 500
 
 
@@ -56,7 +56,7 @@ def rankings() -> dict[str, End]:
     def ours() -> dict[str, np.ndarray]:
         # Every call sorts the judgements again.
         relevance = Relevance(np.repeat(np.arange(QUERIES), JUDGED), judged.ravel(), grades.ravel(), QUERIES)
-        return measure_ranking(documents, relevance, NAMES)
+        return evaluate_ranking(documents, relevance, NAMES)
 
     figures = ours()
     run = {
@@ -123,7 +123,7 @@ def evaluators() -> dict[str, End]:
 
     model: Any = SentenceTransformer(str(resolve_model("minilm")), device="cpu")
     encoding = seconds(lambda: model.encode([f"{number} " + "word " * 120 for number in range(64)])) / 64
-    documents = torch.nn.functional.normalize(torch.randn(TEXTS, WIDTH, generator=torch.Generator().manual_seed(0)))
+    documents = torch.nn.functional.normalize(torch.randn(TEXTS, DIM, generator=torch.Generator().manual_seed(0)))
     queries = torch.nn.functional.normalize(documents[:ASKED] + documents[ASKED : 2 * ASKED] / 2)
     # A text is the number of its embedding.
     model.encode_query = lambda texts, **_: queries[[int(text) for text in texts]]
@@ -136,12 +136,12 @@ def evaluators() -> dict[str, End]:
     ours, theirs = PooledAUCEvaluator(*data), InformationRetrievalEvaluator(*data)
     figures, expected = ours(model), theirs(model)
     took = [(seconds(lambda: ours(model)), seconds(lambda: theirs(model))) for _ in range(ROUNDS)]
-    alone, both = median(one / other for one, other in took), encoding * (TEXTS + ASKED)
-    whole = median((one + both) / (other + both) for one, other in took)
+    alone, both = median(item / other for item, other in took), encoding * (TEXTS + ASKED)
+    whole = median((item + both) / (other + both) for item, other in took)
     name = f"evaluator, {ASKED} queries, {TEXTS:,} documents"
     same = abs(figures["ndcg@10"] - expected["cosine_ndcg@10"])
     return {
-        f"{name}: seconds": End(median(one for one, _ in took), "reported", True),
+        f"{name}: seconds": End(median(item for item, _ in took), "reported", True),
         f"{name}: seconds / InformationRetrievalEvaluator": End(alone, "reported", True),
         f"{name}: the same with encoding by MiniLM": End(whole, "at most 1.01", whole <= 1.01),
         f"{name}: nDCG@10 less that of the library": End(same, "at most 1e-6", same <= 1e-6),

@@ -2,8 +2,8 @@
 
 Run: `python benchmarks/nested.py [--json PATH] [--steps 60] [--others 3000] [--work DIR]`. MiniLM is trained on pydocs
 with the settings of the recipe, once with `--matryoshka-dims` and once without, with the same steps and batches. Both,
-and the published MiniLM, are measured at each width (like `--truncate-dim`: cut and normalised to length one) on all
-queries of the test split. The corpus has the judged passages and others, half of them the nearest by BM25. Encoders
+and the published MiniLM, are measured at each dimension (like `--truncate-dim`: cut and normalised to length one) on
+all queries of the test split. The corpus has the judged passages and others, half of them the nearest by BM25. Encoders
 that `--work` contains are not trained again."""
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ def measured_on(others: int) -> RetrievalDataset:
     return sample_corpus(dataset, "test", others, 0, lambda whole: Bm25Index.of(whole.documents))
 
 
-def cut(embeddings: ndarray, width: int) -> ndarray:
+def cut(embeddings: ndarray, dim: int) -> ndarray:
     """Return the first components, normalised to length one."""
-    return embeddings[:, :width] / np.linalg.norm(embeddings[:, :width], axis=1, keepdims=True)
+    return embeddings[:, :dim] / np.linalg.norm(embeddings[:, :dim], axis=1, keepdims=True)
 
 
-def by_width(retriever: Retriever, dataset: RetrievalDataset) -> dict[int, float]:
-    """Return nDCG@10 at each width."""
+def by_dim(retriever: Retriever, dataset: RetrievalDataset) -> dict[int, float]:
+    """Return nDCG@10 at each dimension."""
     queries_of = dataset.positives("test").queries
     queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in queries_of], "query", "queries")
     passages = encode_texts(retriever, dataset.passages(), "passage", "passages")
     return {
-        width: evaluate_embeddings(dataset, "test", cut(queries, width), cut(passages, width)).metrics[METRIC]
-        for width in (WHOLE, *DIMS)
+        dim: evaluate_embeddings(dataset, "test", cut(queries, dim), cut(passages, dim)).metrics[METRIC]
+        for dim in (WHOLE, *DIMS)
     }
 
 
@@ -115,13 +115,13 @@ def main() -> None:
             models[name] = str(trained(loss, options.steps, (options.work or Path(scratch)) / name))
         for name, model in models.items():
             config = ModelConfig(model, passage_length=own.model.passage_length)
-            results[name] = by_width(load_for_encoding(config, precision, CPU), measured_on(options.others))
+            results[name] = by_dim(load_for_encoding(config, precision, CPU), measured_on(options.others))
     ends = {
-        f"{name}: nDCG@10 at {width} components": End(value, "reported", True)
+        f"{name}: nDCG@10 at {dim} components": End(value, "reported", True)
         for name, values in results.items()
-        for width, value in values.items()
+        for dim, value in values.items()
     }
-    gained, paid = (results["nested"][width] / results["plain"][width] for width in (NARROW, WHOLE))
+    gained, paid = (results["nested"][dim] / results["plain"][dim] for dim in (NARROW, WHOLE))
     ends[f"nested / plain at {NARROW} components (x)"] = End(gained, "above 1", gained > 1)
     ends[f"nested / plain at {WHOLE} components (x)"] = End(paid, "reported", True)
     report(f"nested embeddings, {options.steps} steps", ends, options.json)

@@ -91,8 +91,8 @@ def unreached(roots: set[str]) -> list[str]:
                     reach(module, part.id)
                 elif part.id in scopes[module]:
                     target, name = scopes[module][part.id]
-                    for each in [name] if name else own.get(target, {}) if id(part) not in owners else ():
-                        reach(target, each)
+                    for item in [name] if name else own.get(target, {}) if id(part) not in owners else ():
+                        reach(target, item)
             elif isinstance(part, ast.Attribute):
                 attributes.add(part.attr)
                 if isinstance(part.value, ast.Name) and part.value.id in scopes[module]:

@@ -86,19 +86,19 @@ def steps_of(run: Path) -> dict[int, dict[str, float]]:
     steps: dict[int, dict[str, float]] = {}
     for line in (run / "steps.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        steps.setdefault(entry["step"] - 1, {}).update(entry["measured"])
+        steps.setdefault(entry["step"] - 1, {}).update(entry["metrics"])
     return steps
 
 
 def costs(run: Path) -> dict[str, End]:
     """Return the cost of the refresh rounds for the steps during them, and the results of the rounds."""
     rounds = json.loads((run / "negatives" / "rounds.json").read_text())
-    measured = {step: figures for step, figures in steps_of(run).items() if step > 2}  # the first steps allocate memory
-    during = {step for one in rounds for step in range(one["step"], one["ended"])}
-    seconds = {step: figures["step_seconds"] + figures["refresh_wait_seconds"] for step, figures in measured.items()}
+    metrics = {step: figures for step, figures in steps_of(run).items() if step > 2}  # the first steps allocate memory
+    during = {step for item in rounds for step in range(item["step"], item["ended"])}
+    seconds = {step: figures["step_seconds"] + figures["refresh_wait_seconds"] for step, figures in metrics.items()}
     alone = [value for step, value in seconds.items() if step not in during]
     together = [value for step, value in seconds.items() if step in during]
-    used = [one["measured"] for one in rounds if one["used_from"] is not None]
+    used = [item["metrics"] for item in rounds if item["used_from"] is not None]
     results: dict[str, End] = {}
     if alone and together:  # in a short run rounds may follow each other without a pause
         own = (os.cpu_count() or 1) >= OWN_CORES
@@ -110,9 +110,9 @@ def costs(run: Path) -> dict[str, End]:
             "a step while refreshing / alone": End(ratio, target, holds),
         }
     results |= {
-        "steps alone, of all but the first three": End(len(alone) / len(measured), "reported", True),
+        "steps alone, of all but the first three": End(len(alone) / len(metrics), "reported", True),
         "longest wait of a step for a round, seconds": End(
-            max(figures["refresh_wait_seconds"] for figures in measured.values()), "reported", True
+            max(figures["refresh_wait_seconds"] for figures in metrics.values()), "reported", True
         ),
         "rounds that ended": End(len(rounds), "reported", True),
         "rounds whose tables were used": End(len(used), "at least 1", len(used) >= 1),
@@ -125,7 +125,7 @@ def costs(run: Path) -> dict[str, End]:
         "overlap",
         "share_within_relative_margin",
     ):
-        values = [one[f"refresh_{name}"] for one in used if f"refresh_{name}" in one]
+        values = [item[f"refresh_{name}"] for item in used if f"refresh_{name}" in item]
         if values:
             results[f"rounds: {name.replace('_', ' ')}, median"] = End(median(values), "reported", True)
     return results

@@ -28,7 +28,7 @@ DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 ROUNDS = 3
 TRUTH = 0.6451  # nDCG@10 of MiniLM on SciFact in fp32, by sentence-transformers and pytrec_eval: ground_truth.py
 POOL_TEXTS = 4_096
-SMALL_STORE, WIDTH = 100 << 20, 2_048
+SMALL_STORE, DIM = 100 << 20, 2_048
 QUERIES, K = 500, 10_000
 
 
@@ -56,7 +56,7 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(1)
     texts, cpu = paragraphs(arguments.texts), torch.device("cpu")
     precisions = dict.fromkeys(["fp32", choose_precision(None, cpu), "int8"])
-    ours = {each: load_for_encoding(ModelConfig(), each, cpu) for each in precisions}
+    ours = {precision: load_for_encoding(ModelConfig(), precision, cpu) for precision in precisions}
     theirs = SentenceTransformer(str(resolve_model("minilm")), device="cpu")
 
     def timed(encoder: Retriever | None, some: list[str]) -> tuple[Any, float]:
@@ -154,7 +154,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     return {**{name: median(values) for name, values in figures.items()}, "same": float(same[0] == same[1])}
 
 
-def wide(folder: Path, width: int = WIDTH, layers: int = 0) -> Path:
+def wide(folder: Path, dim: int = DIM, layers: int = 0) -> Path:
     """Return an encoder of random weights; without layers it costs almost nothing and has wide embeddings."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -173,10 +173,10 @@ def wide(folder: Path, width: int = WIDTH, layers: int = 0) -> Path:
     BertModel(
         BertConfig(
             vocab_size=len(words),
-            hidden_size=width,
+            hidden_size=dim,
             num_hidden_layers=layers,
-            num_attention_heads=width // 32,
-            intermediate_size=4 * width if layers else 64,
+            num_attention_heads=dim // 32,
+            intermediate_size=4 * dim if layers else 64,
         )
     ).save_pretrained(folder)
     return folder

@@ -31,7 +31,7 @@ from numpy import ndarray
 from ends import End, add_device, check_device, parser, report
 
 SQUAD = Path(os.environ.get("RAYTRIEVER_DATA", "../shared/data")) / "squad"
-WIDTH, NEGATIVES, MARGIN = 384, 10, 0.05
+DIM, NEGATIVES, MARGIN = 384, 10, 0.05
 NEEDED = ("pyarrow", "bm25s", "sentence_transformers", "datasets")
 WAYS = ("ours", "n-tuple", "n-tuple, faiss", "triplet")
 
@@ -56,12 +56,12 @@ def project(dataset: Any, folder: Path) -> None:
 
     texts = [*dataset.passages(), *(dataset.queries.texts[q] for q in dataset.positives("train").queries)]
     tokens = bm25s.tokenize(texts, stopwords="en", show_progress=False)
-    counts = [len(each) for each in tokens.ids]
-    flat = np.concatenate([np.array(each, np.int64) for each in tokens.ids])
+    counts = [len(id_) for id_ in tokens.ids]
+    flat = np.concatenate([np.array(id_, np.int64) for id_ in tokens.ids])
     shape = (len(texts), len(tokens.vocab))
     bags = csr_matrix((np.ones(len(flat), np.float32), flat, np.cumsum([0, *counts])), shape)
     rarity = np.log(len(texts) / (1 + np.bincount(flat, minlength=shape[1]))).astype(np.float32)
-    directions = np.random.default_rng(0).standard_normal((shape[1], WIDTH)).astype(np.float32)
+    directions = np.random.default_rng(0).standard_normal((shape[1], DIM)).astype(np.float32)
     embeddings = bags.sqrt() @ (rarity[:, None] * directions) + 1e-3 * directions[0]
     embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
     np.save(folder / "documents.npy", embeddings[: len(dataset.documents)])
@@ -97,7 +97,7 @@ def theirs(dataset: Any, queries: ndarray, documents: ndarray, way: str, device:
         device=torch.device(device),
         similarity=dot_score,
         similarity_pairwise=pairwise_dot_score,
-        get_embedding_dimension=lambda: WIDTH,
+        get_embedding_dimension=lambda: DIM,
         encode_query=lambda texts_, **_: queries[[row_of[text] for text in texts_]],
         encode_document=lambda texts_, **_: documents[[of[text] for text in texts_]],
     )

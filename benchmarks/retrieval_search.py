@@ -1,7 +1,7 @@
 """Exact search against FAISS's flat index: time, memory in addition to the corpus, and correctness.
 
 Run: `python benchmarks/retrieval_search.py [--json PATH] [--repeats 5] [--device cuda]`. 200,000 documents and 1,000
-queries of width 384, k = 1,000. Both search alternately in one process with the same threads; the figures are the
+queries of dimension 384, k = 1,000. Both search alternately in one process with the same threads; the figures are the
 medians of the ratios in wall and in processor seconds. The vectors are normalised and without structure, so most
 documents score near the k-th score: the hardest case for bounds. Clustered vectors, as encoders make them, and other k
 are reported too. A separate process measures the memory of a search. With `--device cuda` it is compared with
@@ -24,7 +24,7 @@ from ends import End, add_device, check_device, parser, report
 from raytriever.retrieval.index.exact_top_k import Corpus, top_k, top_k_of_blocks
 from raytriever.retrieval.index.rank_keys import TieOrder
 
-DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
+DOCUMENTS, QUERIES, DIM, K = 200_000, 1_000, 384, 1_000
 SHARD = 25_000
 TURNS = 7  # of each case of the grid
 FIRST = 20_000  # documents of a search that only loads libraries
@@ -40,7 +40,7 @@ def vectors(clustered: bool) -> tuple[ndarray, ndarray]:
     rng = np.random.default_rng(0)
 
     def some(count: int, *_: object) -> ndarray:
-        return rng.standard_normal((count, WIDTH), dtype=np.float32)
+        return rng.standard_normal((count, DIM), dtype=np.float32)
 
     if not clustered:
         return unit(some(QUERIES)), unit(some(DOCUMENTS))
@@ -85,7 +85,7 @@ def against_faiss(repeats: int) -> dict[str, End]:
     ends = {}
     for kind in ("unstructured", "clustered"):
         queries, documents = vectors(kind == "clustered")
-        index = faiss.IndexFlatIP(WIDTH)
+        index = faiss.IndexFlatIP(DIM)
         index.add(documents)
         result = top_k(queries, documents, K, ties)
         if kind == "unstructured":
@@ -115,7 +115,7 @@ def grid(sizes: Sequence[int] = (10_000, 100_000)) -> dict[str, End]:
     queries, documents = vectors(clustered=False)
     ends = {}
     for size in sizes:
-        index = faiss.IndexFlatIP(WIDTH)
+        index = faiss.IndexFlatIP(DIM)
         index.add(documents[:size])
         corpus = Corpus(lambda size=size: [(0, documents[:size])], TieOrder.of(np.arange(size)))  # type: ignore[misc]
         for count in (1, 20, 100, 1_000):
@@ -138,7 +138,7 @@ def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str,
     parts = [(first, documents[first : first + SHARD]) for first in range(0, DOCUMENTS, SHARD)]
     whole = top_k(queries, documents, K, ties)
     cut = top_k_of_blocks(queries, parts, K, ties)
-    same = all(one.tobytes() == other.tobytes() for one, other in zip(whole, cut, strict=True))
+    same = all(value.tobytes() == other.tobytes() for value, other in zip(whole, cut, strict=True))
     ends = {f"shards of {SHARD:,}: same bytes": End(float(same), "1", same)}
     _, base = timed(lambda: top_k(queries, documents, K, ties))
     _, took = timed(lambda: top_k_of_blocks(queries, parts, K, ties))
@@ -155,7 +155,7 @@ def on_a_gpu(repeats: int) -> dict[str, End]:
     for k in (10, 100, K):
         result = top_k(queries, documents, k, ties, device=device)
         expected = top_k(queries, documents, k, ties, device=torch.device("cpu"))
-        same = all(one.tobytes() == other.tobytes() for one, other in zip(result, expected, strict=True))
+        same = all(value.tobytes() == other.tobytes() for value, other in zip(result, expected, strict=True))
         ends[f"k = {k:,}: the bytes of a search on the CPU"] = End(float(same), "1", same)
 
         def theirs(k: int = k) -> None:
@@ -206,15 +206,15 @@ def main() -> None:
     check_device(options.device)
     if options.device == "cuda":
         name = torch.cuda.get_device_name()
-        report(f"search {DOCUMENTS:,} x {WIDTH}, {QUERIES:,} queries, {name}", on_a_gpu(options.repeats), options.json)
+        report(f"search {DOCUMENTS:,} x {DIM}, {QUERIES:,} queries, {name}", on_a_gpu(options.repeats), options.json)
         return
     if options.memory:
         memory()
         return
     if options.grid:
-        report(f"search, width {WIDTH}, {torch.get_num_threads()} threads", grid([options.grid]), options.json)
+        report(f"search, width {DIM}, {torch.get_num_threads()} threads", grid([options.grid]), options.json)
         return
-    title = f"search {DOCUMENTS:,} x {WIDTH}, {QUERIES:,} queries, {torch.get_num_threads()} threads"
+    title = f"search {DOCUMENTS:,} x {DIM}, {QUERIES:,} queries, {torch.get_num_threads()} threads"
     report(title, memory_end() | against_faiss(options.repeats), options.json)
 
 

@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/serving.py [--json PATH] [--before CHECKOUT] [--documents 10000 1000000]`.
 
-1. 1 and 32 queries with the real encoder, over synthetic embeddings of its width, k = 5. The rival is
+1. 1 and 32 queries with the real encoder, over synthetic embeddings of its dimension, k = 5. The rival is
    `SentenceTransformer.encode` and `faiss.IndexFlatIP.search` in the same process, with the faster of its attention
    `sdpa` and `eager`; it returns positions, `rt.Index` ids, titles and texts. Both run alternately on one thread; the
    figures are the medians of the ratios in wall and in processor seconds.

@@ -2,8 +2,9 @@
 
 Run: `python benchmarks/size.py [--documents 100000 1000000 8800000] [--stages NAME ...] [--kill] [--folder DIR]
 [--json PATH]`.
-The ordinary commands run one after another, each in a process of its own, with an encoder of two layers and width 64.
-For each stage and size: seconds, processor seconds, the largest memory of the driver and of its workers, and bytes on
+The ordinary commands run one after another, each in a process of its own, with an encoder of two layers and dimension
+64. For each stage and size: seconds, processor seconds, the largest memory of the driver and of its workers, and bytes
+   on
 the disk; and the exponent e of the growth between two sizes, processor seconds ~ documents^e. The stages at the end add
 10,000 passages to the corpus, the embeddings and the indexes.
 
@@ -156,9 +157,9 @@ def ends_of(stage: str, figures: dict[int, dict[str, float]]) -> dict[str, End]:
         for key in ("driver_resident", "workers_anonymous", "workers_resident", "disk"):
             ends[f"{name}: {key.replace('_', ', ')} (GB)"] = End(values[key] / 1e9, "-", True)
         if "lost" in values:
-            share = values["lost"] / values["processor_seconds"]
+            fraction = values["lost"] / values["processor_seconds"]
             ends[f"{name}: killed after half of its time, lost (processor seconds)"] = End(values["lost"], "-", True)
-            ends[f"{name}: killed after half of its time, lost (share)"] = End(share, "-", True)
+            ends[f"{name}: killed after half of its time, lost (share)"] = End(fraction, "-", True)
     for small, large in pairwise(figures):
         for key, unit in (("processor_seconds", "time"), ("driver_anonymous", "driver's memory")):
             exponent = math.log(figures[large][key] / figures[small][key]) / math.log(large / small)

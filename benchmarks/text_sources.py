@@ -52,12 +52,13 @@ def texts_of_split(path: str, split: str) -> list[str]:
         queries[name == split].append(rows.queries)
         documents[name == split].append(rows.documents)
     if dataset.negatives is not None:
-        for own, among in queries.items():
+        for key, among in queries.items():
             is_chosen = np.isin(dataset.negatives.queries, np.concatenate(among))
-            documents[own].append(dataset.negatives.documents[is_chosen])
+            documents[key].append(dataset.negatives.documents[is_chosen])
     texts, passages = dataset.queries.texts, dataset.passages()
     own_queries, own_documents = (
-        np.setdiff1d(np.concatenate(one[True]), np.concatenate(one[False])).tolist() for one in (queries, documents)
+        np.setdiff1d(np.concatenate(value[True]), np.concatenate(value[False])).tolist()
+        for value in (queries, documents)
     )
     measured = {normalize(texts[row]) for row in np.concatenate(queries[False]).tolist()}
     own = [*(passages[row] for row in own_documents), *(texts[row] for row in own_queries)]

@@ -34,7 +34,7 @@ from raytriever.tracking.tracker_names import open_trackers
 
 METRICS, BLOCK, SAVE_EVERY = 20, 50, 50
 STEP_SECONDS = 0.03
-SHARE, WAIT = 1.0, 100.0
+FRACTION, WAIT = 1.0, 100.0
 
 
 class Server:
@@ -92,9 +92,9 @@ class Step:
 
 def log_step(recorder: Recorder, step: int) -> float:
     """Log the figures of a step; return the seconds that the step waited."""
-    measured = {"loss": 1 / step, **{f"figure_{number}": step / (number + 7) for number in range(1, METRICS)}}
+    metrics = {"loss": 1 / step, **{f"figure_{number}": step / (number + 7) for number in range(1, METRICS)}}
     began = time.perf_counter()
-    recorder.record(StepEvent(step, measured))
+    recorder.record(StepEvent(step, metrics))
     if step % SAVE_EVERY == 0:
         recorder.record(CheckpointEvent(step))
     return time.perf_counter() - began
@@ -107,7 +107,7 @@ def begin(server: Server, folder: Path, *others: str) -> Spool:
 
 
 def processor_costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
-    """Measure the processor seconds of logging to all trackers, in this process, as a share of the steps' time."""
+    """Measure the processor seconds of logging to all trackers, in this process, as a fraction of the steps' time."""
     os.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(folder.parent), "TRACKIO_DIR": str(folder / "trackio")}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "events")
     step, spool = Step(), begin(server, folder, "wandb", "tensorboard", "trackio")
@@ -123,11 +123,11 @@ def processor_costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
     spool.finish("FINISHED")
     sending = time.process_time() - before - computing - logging
     lost = missing(server, folder, steps)
-    share = 100 * logging / (steps * STEP_SECONDS)
+    fraction = 100 * logging / (steps * STEP_SECONDS)
     return {
         "four trackers: a step, mean (ms)": End(1000 * seconds / steps, "reported", True),
         f"processor seconds of the thread that trains, of {1000 * STEP_SECONDS:g} ms a step (%)": End(
-            share, f"at most {SHARE:g}", share <= SHARE
+            fraction, f"at most {FRACTION:g}", fraction <= FRACTION
         ),
         f"processor seconds of the four threads that send, of {1000 * STEP_SECONDS:g} ms a step (%)": End(
             100 * sending / (steps * STEP_SECONDS), "reported", True
@@ -154,7 +154,7 @@ def costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
     return {
         "a step, median (ms)": End(1000 * median(bare), "reported", True),
         f"share of the steps that wait because {METRICS} figures are logged (%)": End(
-            waited, f"at most {SHARE:g}", waited <= SHARE
+            waited, f"at most {FRACTION:g}", waited <= FRACTION
         ),
         "steps that log, slower than others, median block (%)": End(median(slower), "reported", True),
         "points of these steps that are not in the server, or twice": End(lost, "0", lost == 0),

@@ -189,19 +189,19 @@ def compared(dataset: Path, count: int, precisions: list[str]) -> dict[str, End]
         for _ in range(count):
             for way, measured in turns.items():
                 measured.append(turn(way, precision, dataset))
-        memory = {way: median(each["memory"] for each in measured) for way, measured in turns.items()}
+        memory = {way: median(item["memory"] for item in measured) for way, measured in turns.items()}
         for way, measured in turns.items():
-            speed = median(each["speed"] for each in measured)
+            speed = median(item["speed"] for item in measured)
             results[f"{precision}: {way}, examples a processor second"] = End(speed, "reported", True)
             results[f"{precision}: {way}, peak memory (MB)"] = End(memory[way], "reported", True)
-        for way, own in THEIRS.items():
-            pairs_of_turns = zip(turns[own], turns[way], strict=True)
+        for way, value in THEIRS.items():
+            pairs_of_turns = zip(turns[value], turns[way], strict=True)
             ratio = median(mine["speed"] / other["speed"] for mine, other in pairs_of_turns)
-            name, wanted = f"{precision}: {own} / {way}", WANTED[precision]
+            name, wanted = f"{precision}: {value} / {way}", WANTED[precision]
             is_target = way == "theirs, cached"
             target = f"at least {wanted}" if is_target else "reported"
             results[f"{name}, examples a second"] = End(ratio, target, ratio >= wanted or not is_target)
-            less = memory[own] / memory[way]
+            less = memory[value] / memory[way]
             results[f"{name}, peak memory"] = End(less, "at most 1", less <= 1)
     return results
 

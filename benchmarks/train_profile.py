@@ -1,4 +1,4 @@
-"""Where a training step spends its time on a CPU, and what share of the processor's arithmetic it reaches.
+"""Where a training step spends its time on a CPU, and what fraction of the processor's arithmetic it reaches.
 
 Run: `python benchmarks/train_profile.py [--json PATH] [--steps 3] [--precision fp32]`. It records the steps that
 `train.py` measures (MiniLM, SQuAD, cached `infonce`) with torch's profiler, on one thread. The time of an operation
@@ -100,7 +100,7 @@ def place(event: Any) -> tuple[str, str]:
 
 
 def measured(precision: str, dataset: Path, steps: int) -> dict[str, End]:
-    """Return the shares of the parts and passes of a step, and of the peak."""
+    """Return the fractions of the parts and passes of a step, and of the peak."""
     most = peak(precision)
     seconds: dict[str, float] = defaultdict(float)
     arithmetic: dict[str, float] = defaultdict(float)

@@ -43,10 +43,10 @@ def closure(requirements: list[str], markers: dict[str, str]) -> set[str]:
         if requirement.marker and not requirement.marker.evaluate({**PYTHON, **markers, "extra": extra}):
             continue
         name = canonicalize_name(requirement.name)
-        for each in ("", *requirement.extras):
-            if (name, each) not in names:
-                names.add((name, each))
-                pending += [(Requirement(text), each) for text in requires(name) or ()]
+        for item in ("", *requirement.extras):
+            if (name, item) not in names:
+                names.add((name, item))
+                pending += [(Requirement(text), item) for text in requires(name) or ()]
     return {name for name, _ in names}
 
 

@@ -43,11 +43,11 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     model = grad_cache.objective("fp32", device)
     strategy = build_strategy(TrainingConfig(), model, build_optimizer(model, 1e-5, 0.01), current_workers(), device)
     grad_cache.QUERIES = queries // size
-    share = grad_cache.batch(rank, device, None)
+    fraction = grad_cache.batch(rank, device, None)
     print(json.dumps({}), flush=True)
     for number, _ in enumerate(sys.stdin):
         began, worked = time.perf_counter(), time.process_time()
-        grad_cache.take_step(strategy, share, number)
+        grad_cache.take_step(strategy, fraction, number)
         answer = {"seconds": time.perf_counter() - began, "worked": time.process_time() - worked}
         print(json.dumps(answer), flush=True)
 
@@ -79,7 +79,7 @@ class Group:
             process.stdin.write("step\n")
             process.stdin.flush()
         times = self.answers()
-        return max(one["seconds"] for one in times), sum(one["worked"] for one in times)
+        return max(time["seconds"] for time in times), sum(time["worked"] for time in times)
 
     def end(self) -> None:
         """End all members."""
@@ -111,11 +111,11 @@ def main() -> None:
         for group in groups.values():
             group.end()
     pairs = list(zip(durations[1], durations[2], strict=True))
-    ratio = median(two[0] / one[0] for one, two in pairs)
+    ratio = median(two[0] / item[0] for item, two in pairs)
     ends = {
         "2 workers of 1 thread / 1 of 2, a step (x)": End(ratio, f"at most {TARGET}", ratio <= TARGET),
-        "the same in processors' seconds (x)": End(median(two[1] / one[1] for one, two in pairs), "reported", True),
-        "1 worker: a step (s)": End(median(one[0] for one, _ in pairs), "reported", True),
+        "the same in processors' seconds (x)": End(median(two[1] / item[1] for item, two in pairs), "reported", True),
+        "1 worker: a step (s)": End(median(item[0] for item, _ in pairs), "reported", True),
         "2 workers: a step (s)": End(median(two[0] for _, two in pairs), "reported", True),
     }
     report(f"workers on {THREADS} cores, fp32, ddp, {options.queries} queries a step", ends, options.json)

@@ -69,7 +69,7 @@ def by_raytriever(retriever: Retriever, texts: Sequence[str] = TEXTS) -> Encoded
 
 
 def smallest_cosine(one: Encoded, other: Encoded) -> float:
-    """Return the smallest cosine of a text's two embeddings; 0 if they have another width."""
+    """Return the smallest cosine of a text's two embeddings; 0 if they have another dimension."""
     if one.queries.shape != other.queries.shape:
         return 0.0
     cosines = [

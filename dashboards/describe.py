@@ -71,9 +71,9 @@ RUN = Row(
         ),
         Panel(
             "Free disk",
-            "Share of the run directory's file system that was free when the newest checkpoint was written.",
+            "Fraction of the run directory's file system that was free when the newest checkpoint was written.",
             "percentunit",
-            {"{{run}}": ours("disk_free_share")},
+            {"{{run}}": ours("disk_free_fraction")},
         ),
     ],
 )
@@ -84,7 +84,7 @@ TRAINING = Row(
         Panel("Loss", "Of the newest batch, and of the dev split.", "none", curves(train="loss", dev="dev_loss"), None),
         Panel(
             "AUC in the batch",
-            "Share of the pairs of a positive and a negative of the batch in which the positive scores higher.",
+            "Fraction of the pairs of a positive and a negative of the batch in which the positive scores higher.",
             "percentunit",
             {"{{run}}": ours("batch_auc")},
             None,
@@ -119,7 +119,7 @@ TRAINING = Row(
         ),
         Panel(
             "Arithmetic in use",
-            "Share of the GPUs' peak arithmetic that training uses, if the peak is known; empty without GPUs.",
+            "Fraction of the GPUs' peak arithmetic that training uses, if the peak is known; empty without GPUs.",
             "percentunit",
             curves(used="model_flops_utilization"),
         ),
@@ -176,13 +176,13 @@ REFRESH = Row(
         ),
         Panel(
             "Kept share",
-            "Of the newest round's candidates; and the shares of queries with too few negatives, or none.",
+            "Of the newest round's candidates; and the fractions of queries with too few negatives, or none.",
             "percentunit",
-            curves(kept="refresh_share_kept", short="refresh_queries_short", without="refresh_queries_without"),
+            curves(kept="refresh_fraction_kept", short="refresh_queries_short", without="refresh_queries_without"),
         ),
         Panel(
             "Overlap",
-            "Share of the table's rows that were in the table before. Near 1, refresh less often.",
+            "Fraction of the table's rows that were in the table before. Near 1, refresh less often.",
             "percentunit",
             curves(overlap="refresh_overlap"),
         ),
@@ -250,7 +250,7 @@ CLUSTER = Row(
         ),
         Panel(
             "Disk",
-            "Used share of each node's own disk, where Ray keeps logs and spilled objects.",
+            "Used fraction of each node's own disk, where Ray keeps logs and spilled objects.",
             "percent",
             {"{{ip}}": "max by (ip) (ray_node_disk_utilization_percentage)"},
         ),
@@ -268,7 +268,7 @@ CLUSTER = Row(
         ),
         Panel(
             "GPU memory",
-            "Used share of each GPU; empty without GPUs.",
+            "Used fraction of each GPU; empty without GPUs.",
             "percentunit",
             {
                 "{{ip}} {{GpuIndex}}": "max by (ip, GpuIndex) "

@@ -70,7 +70,7 @@ def grafana_command(folder: Path, settings: Mapping[str, str]) -> list[str] | No
     """Return the command of Grafana: from the path, or in Docker; None if there is neither."""
     program = shutil.which("grafana")
     if program is not None:
-        homes = [Path(program).resolve().parent.parent, Path("/usr/share/grafana")]
+        homes = [Path(program).resolve().parent.parent, Path("/usr/fraction/grafana")]
         home = next((path for path in homes if (path / "conf" / "defaults.ini").is_file()), homes[0])
         return [program, "server", f"--homepath={home}", f"cfg:default.paths.data={folder / 'grafana'}"]
     docker = shutil.which("docker")

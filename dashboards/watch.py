@@ -68,8 +68,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=9090, help="port of Prometheus")
     parser.add_argument("--grafana-port", type=int, default=3000, help="port of Grafana")
     arguments = parser.parse_args()
-    for one in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell ignores it for `&` in a script
-        signal.signal(one, _end)
+    for item in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell ignores it for `&` in a script
+        signal.signal(item, _end)
     try:
         watch(arguments.folder.absolute(), arguments.ray_temp.absolute(), arguments.port, arguments.grafana_port)
     except UserError as error:

@@ -15,9 +15,10 @@ asks whether any training improves this decision beyond the encoder as published
   others, of the same encoders.
 - Trainings: contrastive loss (CL), MW, CoSENT, binary cross-entropy (BCE), and two weighted sums (MW+CL, MW+BCE), each
   at two temperatures, on a mixture of all data sets.
-- Choice: for each loss, the arm whose best confidence has the lowest AURC with seed 0, on the dev questions of all data
-  sets in one pool, is the row of the loss. These dev questions also choose and fit the confidence of each seed, and
-  choose its threshold. Where a value was fitted on dev, dev is scored out of fold. Figures are those of test questions.
+- Choice: for each loss, the variant whose best confidence has the lowest AURC with seed 0, on the dev questions of all
+  data sets in one pool, is the row of the loss. These dev questions also choose and fit the confidence of each seed,
+  and choose its threshold. Where a value was fitted on dev, dev is scored out of fold. Figures are those of test
+  questions.
 
 The claims were written before the run. Metrics, each on the
 test questions of a data set, or of all data sets in one pool (`all`):
@@ -26,8 +27,8 @@ test questions of a data set, or of all data sets in one pool (`all`):
   lower is better.
 - `combined_gain`: AURC by the score minus AURC by `combined`.
 - `f1`, `answered`, `shown_removed`, `shown_foreign`, `shown_hard`: at the threshold of the best confidence with the
-  highest F1 on the pool, F1, the share of questions with an answer that are shown a relevant document, and the share of
-  each kind of questions without an answer that are shown one.
+  highest F1 on the pool, F1, the fraction of questions with an answer that are shown a relevant document, and the
+  fraction of each kind of questions without an answer that are shown one.
 - `passages_f1`, `over_adaptive`, `over_buffered`, `over_tail`: F1 of all passages whose score reaches the threshold
   with the highest such F1 on the dev questions of the pool; and that minus the F1 of each rule of `cuts`.
 - `transfer_loss`: F1 by the score at the threshold of the data set's own dev questions, minus the mean F1 at the
@@ -43,8 +44,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from analysis import Analysis, analyse, choose_arm, read_arms
-from measures import GAINS, POOLED
+from analysis import Analysis, analyse, choose_variant, read_variants
 from questions import StudySize, StudySource, write_questions
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.terminal import markdown_table
@@ -71,9 +71,10 @@ from raytriever.experiments.study.claims import (
     every,
     no_worse_on_average,
 )
-from raytriever.experiments.study.outcome import read_arm, seeds_of
+from raytriever.experiments.study.outcome import read_variant, seeds_of
 from raytriever.experiments.study.study_file import Study, load_study
-from raytriever.experiments.study.train_arm import arm_folder, is_finished
+from raytriever.experiments.study.train_variant import is_finished, variant_folder
+from system_metrics import GAINS, POOLED
 
 FILE = Path(__file__).with_name("abstain.yaml")
 # Data sets whose AUC and nDCG are measured.
@@ -104,41 +105,46 @@ def write(packs: Path, output: Path) -> None:
 def candidates_of(study: Study) -> dict[str, list[str]]:
     """Return the rows that dev chooses from, by row of the results: `MW + 0.1 CL, temperature 0.05` is one of MW+CL."""
     candidates: dict[str, list[str]] = {}
-    for arm in study.arms:
-        if arm.curriculum is not None:
-            row = re.sub(r" \+ [\d.]+ ", "+", arm.row.partition(",")[0])
-            candidates.setdefault(row, []).append(arm.row)
+    for variant in study.variants:
+        if variant.curriculum is not None:
+            row = re.sub(r" \+ [\d.]+ ", "+", variant.row.partition(",")[0])
+            candidates.setdefault(row, []).append(variant.row)
     return candidates
 
 
 def read_evaluations(study: Study, folder: Path) -> dict[str, dict[int | None, Path]]:
     """Return the evaluation directories of all finished seeds of a study by row and seed, None if untrained."""
     evaluations = {}
-    for arm in study.arms:
-        folders = {seed: arm_folder(folder, arm, seed) for seed in seeds_of(arm, study.seeds)}
-        evaluations[arm.row] = {
-            seed if arm.curriculum else None: one / EVALUATION for seed, one in folders.items() if is_finished(one)
+    for variant in study.variants:
+        folders = {seed: variant_folder(folder, variant, seed) for seed in seeds_of(variant, study.seeds)}
+        evaluations[variant.row] = {
+            seed if variant.curriculum else None: folder / EVALUATION
+            for seed, folder in folders.items()
+            if is_finished(folder)
         }
     return evaluations
 
 
 def _datasets_of(study: Study) -> dict[str, tuple[EvaluationDataset, EvaluationDataset]]:
     """Return the test and dev questions of each data set."""
-    by_name = study.arms[0].datasets
-    return {n: (one, by_name[n + DEV_SUFFIX]) for n, one in by_name.items() if n + DEV_SUFFIX in by_name}
+    by_name = study.variants[0].datasets
+    return {n: (value, by_name[n + DEV_SUFFIX]) for n, value in by_name.items() if n + DEV_SUFFIX in by_name}
 
 
 def read_ranking(study: Study, folder: Path, chosen: Mapping[str, str]) -> SeededResults:
-    """Return the metrics of `RANKED` by row and data set, of the arms that are the rows of losses and of the others."""
-    losses = {arm: loss for loss, arm in chosen.items()}
+    """Return the metrics of `RANKED` by row and data set, of the variants that are the rows of losses and of the
+    others."""
+    losses = {variant: loss for loss, variant in chosen.items()}
     evaluations = read_evaluations(study, folder)
     cells: dict[Cell, list[SeedMetrics]] = {}
-    for arm in study.arms:
-        some = {name: one for name, one in arm.datasets.items() if name in RANKED}
-        if some and (arm.curriculum is None or arm.row in losses):
-            for seed, evaluation in evaluations[arm.row].items():
-                for name, metrics in read_arm(replace(arm, datasets=some), evaluation.parent, seed or 0).items():
-                    cells.setdefault((losses.get(arm.row, arm.row), name), []).append(metrics)
+    for variant in study.variants:
+        some = {name: dataset for name, dataset in variant.datasets.items() if name in RANKED}
+        if some and (variant.curriculum is None or variant.row in losses):
+            for seed, evaluation in evaluations[variant.row].items():
+                for name, metrics in read_variant(
+                    replace(variant, datasets=some), evaluation.parent, seed or 0
+                ).items():
+                    cells.setdefault((losses.get(variant.row, variant.row), name), []).append(metrics)
     return SeededResults(cells)
 
 
@@ -152,8 +158,8 @@ def _ranking_table(ranking: SeededResults) -> list[list[str]]:
                     row,
                     metric,
                     *(
-                        f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" if len(one) > 1 else f"{one[0]:.2f}"
-                        for one in values
+                        f"{value.mean():.2f} ± {value.std(ddof=1):.2f}" if len(value) > 1 else f"{value[0]:.2f}"
+                        for value in values
                     ),
                 ]
             )
@@ -161,12 +167,13 @@ def _ranking_table(ranking: SeededResults) -> list[list[str]]:
 
 
 def choose(file: Path, folder: Path) -> str:
-    """Return the text of the study's file with one arm of each loss, which the first seed's dev questions choose."""
+    """Return the text of the study's file with one variant of each loss, which the first seed's dev questions
+    choose."""
     study = load_study(file)
-    arms = read_arms(_datasets_of(study), read_evaluations(study, folder))
+    variants = read_variants(_datasets_of(study), read_evaluations(study, folder))
     dropped: set[str] = set()
     for rows in candidates_of(study).values():
-        dropped |= set(rows) - {choose_arm({row: arms[row] for row in rows})}
+        dropped |= set(rows) - {choose_variant({row: variants[row] for row in rows})}
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(line for line in lines if line.strip().partition(": {loss:")[0] not in dropped)
 
@@ -175,25 +182,25 @@ def analyze(file: Path, folder: Path) -> Analysis:
     """Analyze a finished study; write `abstain.json`, `abstain.md` and the figure into its folder."""
     study = load_study(file)
     datasets = _datasets_of(study)
-    arms = read_arms(datasets, read_evaluations(study, folder))
-    analysis = analyse(arms, candidates_of(study), UNTRAINED)
-    ranking = read_ranking(study, folder, analysis.content["chosen arms"])
+    variants = read_variants(datasets, read_evaluations(study, folder))
+    analysis = analyse(variants, candidates_of(study), UNTRAINED)
+    ranking = read_ranking(study, folder, analysis.content["chosen variants"])
     results = SeededResults({**analysis.results.cells, **ranking.cells})
     claims = claims_of(list(datasets))
     verdicts = [(claim, claim.verdict(results)) for claim in claims]
-    rows = [[claim.text, claim.source, one.word, one.because] for claim, one in verdicts]
+    rows = [[claim.text, claim.source, verdict.word, verdict.because] for claim, verdict in verdicts]
     tables = {
         **analysis.tables,
         "AUC and nDCG@10": _ranking_table(ranking),
         "Claims": [["claim", "source", "verdict", "values"], *rows],
     }
-    text = f"# {study.title}\n" + "".join(f"\n## {title}\n\n{markdown_table(one)}" for title, one in tables.items())
-    captions = analysis.draw(folder)
+    text = f"# {study.title}\n" + "".join(f"\n## {title}\n\n{markdown_table(table)}" for title, table in tables.items())
+    captions = analysis.plot(folder)
     text += "".join(f"\n![{caption}]({name})\n" for name, caption in captions.items())
     content = {
         **analysis.content,
         "ranking": {
-            row: {name: [one.metrics for one in ranking.cells[row, name]] for name in ranking.datasets}
+            row: {name: [cell.metrics for cell in ranking.cells[row, name]] for name in ranking.datasets}
             for row in ranking.rows
         },
         "claims": [dict(zip(("text", "source", "verdict"), row, strict=False)) for row in rows],
@@ -214,11 +221,12 @@ def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
         *(Claim(f"{row} {beyond}", _BEFORE, _lower(row, UNTRAINED, "aurc_best")) for row in losses),
         *(
             Claim(
-                f"{one}+{other} has a lower AURC than {one} and than {other}, each by its best confidence, in one pool",
+                f"{item}+{other} has a lower AURC than {item} and than {other}, each by its best confidence, in one "
+                "pool",
                 _BEFORE,
-                every(*(_lower(f"{one}+{other}", part, "aurc_best") for part in (one, other))),
+                every(*(_lower(f"{item}+{other}", part, "aurc_best") for part in (item, other))),
             )
-            for one, other in (("MW", "CL"), ("MW", "BCE"))
+            for item, other in (("MW", "CL"), ("MW", "BCE"))
         ),
         Claim(
             "`combined` has a lower AURC than the score in one pool, for the trained rows and the encoder as published",
@@ -309,7 +317,7 @@ def main() -> None:
     questions.add_argument("--output", type=Path, default=Path("packs/abstain"), metavar="DIR")
     analysis = commands.add_parser("analyze", help="analyse the output of `raytriever study`")
     analysis.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study studies/abstain.yaml`")
-    chosen = commands.add_parser("choose", help="print abstain.yaml with one arm of each loss")
+    chosen = commands.add_parser("choose", help="print abstain.yaml with one variant of each loss")
     chosen.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study ... --seeds 1`")
     arguments = parser.parse_args()
     if arguments.command == "questions":

@@ -1,4 +1,4 @@
-"""Analysis of the study `abstain`: dev chooses an arm of each loss, test measures it; intervals over questions.
+"""Analysis of the study `abstain`: dev chooses a variant of each loss, test measures it; intervals over questions.
 
 Its figure shows risk-coverage curves by the best confidence."""
 
@@ -16,7 +16,6 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from cuts import figures
-from measures import GAINS, POOLED, QuestionReader, SystemMeasures, of_all
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.differences.differences_by_seed import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
@@ -25,9 +24,10 @@ from raytriever.experiments.report.figures import label, lines, picture
 from raytriever.metrics.answer_confidence import NAMES, SCORE
 from raytriever.metrics.selective_retrieval import bootstrap_interval, resampling_weights
 from selection import pseudo_values, risk_coverage
+from system_metrics import GAINS, POOLED, QuestionReader, SystemMetrics, of_all
 
 SAMPLES, SEED = 1_000, 0
-PANEL = 3.4  # width of a panel in inches
+PANEL = 3.4  # dimension of a panel in inches
 _COLUMNS = 3
 # Decimals and title of each metric.
 _TITLES = {
@@ -45,25 +45,25 @@ _TITLES = {
 }
 
 Rows = list[list[str]]
-BySeed = Mapping[int | None, SystemMeasures]
+BySeed = Mapping[int | None, SystemMetrics]
 Nested = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Results computed from the evaluations of all arms.
+    """Results computed from the evaluations of all variants.
 
     Args:
         results: metrics of the rows, with pseudo-values of each question, for the claims.
         tables: tables of the page by title: a row of titles, then the other rows.
         content: all numbers of these tables and of the figure, as JSON values.
-        draw: draws the figure into a folder, and returns its caption by file name.
+        plot: plots the figure into a folder, and returns its caption by file name.
     """
 
     results: SeededResults
     tables: Mapping[str, Rows]
     content: Mapping[str, Any]
-    draw: Callable[[Path], Mapping[str, str]]
+    plot: Callable[[Path], Mapping[str, str]]
 
 
 def title_of(metric: str) -> str:
@@ -76,11 +76,11 @@ def value_text(metric: str, value: float) -> str:
     return f"{value:.{_TITLES[metric][0]}f}" if math.isfinite(value) else "-"
 
 
-def read_arms(
+def read_variants(
     datasets: Mapping[str, tuple[EvaluationDataset, EvaluationDataset]],
     evaluations: Mapping[str, Mapping[int | None, Path]],
 ) -> dict[str, BySeed]:
-    """Read the measures of arms by row and seed.
+    """Read the measures of variants by row and seed.
 
     Args:
         datasets: test and dev questions of each data set.
@@ -94,112 +94,117 @@ def read_arms(
                 four = parts.setdefault(row, {}).setdefault(seed, ({}, {}, {}, {}))
                 four[0][name], four[2][name] = reader.read(folder, dev.name)
                 four[1][name], four[3][name] = reader.read(folder, test.name)
-    return {row: {seed: SystemMeasures(*four) for seed, four in seeds.items()} for row, seeds in parts.items()}
+    return {row: {seed: SystemMetrics(*four) for seed, four in seeds.items()} for row, seeds in parts.items()}
 
 
-def analyse(arms: Mapping[str, BySeed], candidates: Mapping[str, Sequence[str]], baseline: str) -> Analysis:
-    """Analyze the measures of all arms.
+def analyse(variants: Mapping[str, BySeed], candidates: Mapping[str, Sequence[str]], baseline: str) -> Analysis:
+    """Analyze the measures of all variants.
 
     Args:
-        candidates: rows of the arms of each loss, of which `choose_arm` chooses the row of the loss; the other rows are
-            encoders as they are.
+        candidates: rows of the variants of each loss, of which `choose_variant` chooses the row of the loss; the other
+            rows are encoders as they are.
     """
-    names = list(next(iter(next(iter(arms.values())).values())).test)
-    chosen = {loss: choose_arm({arm: arms[arm] for arm in some}) for loss, some in candidates.items()}
-    trained = {arm for some in candidates.values() for arm in some}
-    rows = {row: seeds for row, seeds in arms.items() if row not in trained}
-    rows |= {loss: arms[arm] for loss, arm in chosen.items()}
-    measured = _Measured(rows, names)
-    intervals, differences = measured.intervals(), measured.intervals(baseline)
-    best = {row: [one.best for one in seeds.values()] for row, seeds in rows.items()}
-    areas = measured.means(
-        lambda one: {name: of_all(one.area(POOLED, name), sum(one.counts[POOLED])) for name in NAMES}
+    names = list(next(iter(next(iter(variants.values())).values())).test)
+    chosen = {
+        loss: choose_variant({variant: variants[variant] for variant in some}) for loss, some in candidates.items()
+    }
+    trained = {variant for some in candidates.values() for variant in some}
+    rows = {row: seeds for row, seeds in variants.items() if row not in trained}
+    rows |= {loss: variants[variant] for loss, variant in chosen.items()}
+    evaluated = _Evaluated(rows, names)
+    intervals, differences = evaluated.intervals(), evaluated.intervals(baseline)
+    best = {row: [seed.best for seed in seeds.values()] for row, seeds in rows.items()}
+    areas = evaluated.means(
+        lambda choice: {name: of_all(choice.area(POOLED, name), sum(choice.counts[POOLED])) for name in NAMES}
     )
-    transfer = measured.means(
-        lambda one: {
-            source: {target: of_all(one.score_f1(target, source), len(test)) for target, test in one.all_test.items()}
-            for source in one.all_dev
+    transfer = evaluated.means(
+        lambda choice: {
+            source: {
+                target: of_all(choice.score_f1(target, source), len(test)) for target, test in choice.all_test.items()
+            }
+            for source in choice.all_dev
         }
     )
-    rules = measured.means(lambda one: {rule: figures(kept) for rule, kept in one.kept[POOLED].items()})
-    of_arms = {row: _of_arm(seeds) for row, seeds in arms.items()}
+    rules = evaluated.means(lambda choice: {rule: figures(kept) for rule, kept in choice.kept[POOLED].items()})
+    of_variants = {row: _of_variant(seeds) for row, seeds in variants.items()}
     content = {
         "confidence": 0.95,
         "samples": SAMPLES,
         "intervals": intervals,
         f"minus {baseline}": differences,
-        "arms": of_arms,
-        "chosen arms": chosen,
+        "variants": of_variants,
+        "chosen variants": chosen,
         "best confidence": best,
         "aurc by confidence": areas,
         "f1 by source and target": transfer,
         "passages kept by rule": rules,
     }
     return Analysis(
-        measured.results(),
+        evaluated.results(),
         {
             "95 % intervals over resampled questions": _interval_table(intervals, with_value=False),
             f"Difference from {baseline}, with 95 % intervals over resampled questions": _interval_table(
                 differences, with_value=True
             ),
-            "Arms: dev questions choose one of each loss with the first seed": _arms_table(of_arms, chosen),
+            "Variants: dev questions choose one of each loss with the first seed": _variants_table(of_variants, chosen),
             "AURC by confidence, all data sets in one pool": [
                 ["row", *NAMES, "best on dev"],
                 *(
-                    [row, *(value_text("aurc", one[name]) for name in NAMES), ", ".join(dict.fromkeys(best[row]))]
-                    for row, one in areas.items()
+                    [row, *(value_text("aurc", area[name]) for name in NAMES), ", ".join(dict.fromkeys(best[row]))]
+                    for row, area in areas.items()
                 ),
             ],
             "Passages kept of each ranking, all data sets in one pool": [
                 ["row", "rule", *next(iter(next(iter(rules.values())).values()))],
                 *(
-                    [row, rule, *(f"{value:.3f}" for value in one.values())]
+                    [row, rule, *(f"{value:.3f}" for value in item.values())]
                     for row, by_rule in rules.items()
-                    for rule, one in by_rule.items()
+                    for rule, item in by_rule.items()
                 ),
             ],
             "F1 on test questions by the score, by the dev questions that chose the threshold": [
                 ["row", "chosen on", *names, POOLED],
                 *(
-                    [row, source, *(value_text("f1", value) for value in one.values())]
+                    [row, source, *(value_text("f1", value) for value in values.values())]
                     for row, by_source in transfer.items()
-                    for source, one in by_source.items()
+                    for source, values in by_source.items()
                 ),
             ],
         },
         without_nan(content),
-        measured.draw,
+        evaluated.plot,
     )
 
 
-def choose_arm(arms: Mapping[str, BySeed]) -> str:
-    """Return the arm whose first seed has the lowest AURC by its best confidence on dev; the first of equal ones."""
-    return min(arms, key=lambda arm: next(iter(arms[arm].values())).dev_area)
+def choose_variant(variants: Mapping[str, BySeed]) -> str:
+    """Return the variant whose first seed has the lowest AURC by its best confidence on dev; the first of equal
+    ones."""
+    return min(variants, key=lambda variant: next(iter(variants[variant].values())).dev_area)
 
 
-def _of_arm(seeds: BySeed) -> dict[str, list[Any]]:
-    """Return the figures of an arm by seed: on dev, and on the test questions of the pool."""
+def _of_variant(seeds: BySeed) -> dict[str, list[Any]]:
+    """Return the figures of a variant by seed: on dev, and on the test questions of the pool."""
     return {
         "seed": list(seeds),
-        "confidence": [one.best for one in seeds.values()],
-        "dev": [one.dev_area for one in seeds.values()],
-        **{name: [one.value(POOLED, name) for one in seeds.values()] for name in ("aurc", "aurc_best", "f1")},
+        "confidence": [seed.best for seed in seeds.values()],
+        "dev": [seed.dev_area for seed in seeds.values()],
+        **{name: [seed.value(POOLED, name) for seed in seeds.values()] for name in ("aurc", "aurc_best", "f1")},
     }
 
 
-def _arms_table(arms: Mapping[str, Mapping[str, Sequence[Any]]], chosen: Mapping[str, str]) -> Rows:
-    titles = ["arm", "seed", "chosen", "best confidence", "AURC on dev"]
+def _variants_table(variants: Mapping[str, Mapping[str, Sequence[Any]]], chosen: Mapping[str, str]) -> Rows:
+    titles = ["variant", "seed", "chosen", "best confidence", "AURC on dev"]
     table = [[*titles, f"AURC by the {SCORE}", "AURC by the best confidence", "F1"]]
-    for arm, one in arms.items():
-        for seed, confidence, *values in zip(*one.values(), strict=True):
+    for variant, seeds in variants.items():
+        for seed, confidence, *values in zip(*seeds.values(), strict=True):
             texts = map(value_text, ("aurc", "aurc", "aurc", "f1"), values)
-            mark = "yes" if arm in chosen.values() else ""
-            table.append([arm, "-" if seed is None else str(seed), mark, confidence, *texts])
+            mark = "yes" if variant in chosen.values() else ""
+            table.append([variant, "-" if seed is None else str(seed), mark, confidence, *texts])
     return table
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Evaluated:
     """Measures of all rows by seed, on data sets without the pool."""
 
     systems: Mapping[str, BySeed]
@@ -210,9 +215,9 @@ class _Measured:
         cells: dict[Cell, list[SeedMetrics]] = {}
         for row, seeds in self.systems.items():
             for name in (*self.datasets, POOLED):
-                for seed, one in seeds.items():
-                    statistics, count = one.statistics[name], len(one.all_test[name])
-                    metrics = {metric: one.value(name, metric) for metric in statistics}
+                for seed, results in seeds.items():
+                    statistics, count = results.statistics[name], len(results.all_test[name])
+                    metrics = {metric: results.value(name, metric) for metric in statistics}
                     values = {metric: pseudo_values(statistics[metric], count) for metric in statistics}
                     cells.setdefault((row, name), []).append(SeedMetrics(seed, metrics, values))
         return SeededResults(cells)
@@ -225,7 +230,7 @@ class _Measured:
         for name in (*self.datasets, POOLED):
             weights = resampling_weights(counts[name], SAMPLES, SEED)  # the same for all rows
             for row, seeds in self.systems.items():
-                by_seed = [one.statistics[name] for one in seeds.values()]
+                by_seed = [seed.statistics[name] for seed in seeds.values()]
                 samples[row][name] = {
                     metric: np.mean([statistics[metric](weights) for statistics in by_seed], axis=0)
                     for metric in by_seed[0]
@@ -253,14 +258,14 @@ class _Measured:
 
     def _value(self, row: str, dataset: str, metric: str) -> float:
         """Return a metric of all questions, the mean over the seeds."""
-        return float(np.mean([one.value(dataset, metric) for one in self.systems[row].values()]))
+        return float(np.mean([system.value(dataset, metric) for system in self.systems[row].values()]))
 
-    def means(self, of: Callable[[SystemMeasures], Any]) -> dict[str, Any]:
+    def means(self, of: Callable[[SystemMetrics], Any]) -> dict[str, Any]:
         """Return values in mappings of mappings by row, each the mean over the seeds."""
-        return {row: _mean([of(one) for one in seeds.values()]) for row, seeds in self.systems.items()}
+        return {row: _mean([of(seed) for seed in seeds.values()]) for row, seeds in self.systems.items()}
 
-    def draw(self, folder: Path) -> dict[str, str]:
-        """Draw a risk-coverage curve of each row, the mean over its seeds, in a panel for each data set."""
+    def plot(self, folder: Path) -> dict[str, str]:
+        """Plot a risk-coverage curve of each row, the mean over its seeds, in a panel for each data set."""
         names, file = [*self.datasets, POOLED], "risk-coverage.png"
         columns = min(_COLUMNS, len(names))
         rows = math.ceil(len(names) / columns)
@@ -269,17 +274,19 @@ class _Measured:
                 axes = figure.add_subplot(rows, columns, number, title=name)
                 for (row, seeds), (color, dash) in zip(self.systems.items(), lines(), strict=False):
                     curves = [
-                        risk_coverage(one.values(name, one.best), one.all_test[name].right) for one in seeds.values()
+                        risk_coverage(seed.values(name, seed.best), seed.all_test[name].right)
+                        for seed in seeds.values()
                     ]
                     count = len(next(iter(seeds.values())).all_test[name])
                     coverage = np.arange(1, count + 1) / count
                     risk = np.mean([np.interp(coverage, curve.coverage, curve.risk) for curve in curves], axis=0)
                     axes.plot(coverage, risk, color=color, linestyle=dash, label=label(row))
-                axes.set(xlabel="share of questions shown", xlim=(0, 1), ylim=(0, 1))
+                axes.set(xlabel="fraction of questions shown", xlim=(0, 1), ylim=(0, 1))
             figure.axes[0].set_ylabel("wrong, of those shown")
             figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         caption = (
-            "Share of wrong documents among those shown, by the share of questions shown in the order of the best "
+            "Fraction of wrong documents among those shown, by the fraction of questions shown in the order of the "
+            "best "
         )
         return {file: f"{caption}confidence, mean over seeds"}
 
@@ -297,7 +304,10 @@ def _interval_table(intervals: Nested, with_value: bool) -> Rows:
     for metric in dict.fromkeys(metric for by_metric in first.values() for metric in by_metric):
         for dataset in first:
             if metric in first[dataset]:
-                cells = [[value_text(metric, value) for value in one[dataset][metric]] for one in intervals.values()]
+                cells = [
+                    [value_text(metric, value) for value in interval[dataset][metric]]
+                    for interval in intervals.values()
+                ]
                 texts = [
                     f"{value} ({low} to {high})" if with_value else f"{low} to {high}" for value, low, high in cells
                 ]

@@ -78,7 +78,7 @@ def cut(rankings: Rankings, threshold: float) -> dict[str, Int64[ndarray, "queri
         BUFFERED: largest_gap(scores, buffer=5),
         TAIL: tail(scores),
     }
-    return {rule: rankings.kept(one) for rule, one in counts.items()}
+    return {rule: rankings.kept(count) for rule, count in counts.items()}
 
 
 def above(scores: Scores, threshold: float) -> Counts:
@@ -88,7 +88,7 @@ def above(scores: Scores, threshold: float) -> Counts:
 
 def figures(kept: Int64[ndarray, "queries 3"]) -> dict[str, float]:
     """Return F1, precision and recall of all kept passages, the F1 of queries with an answer, passages of a query, and
-    the shares of queries without and with an answer of which none is kept."""
+    the fractions of queries without and with an answer of which none is kept."""
     right, returned, wanted = kept.sum(axis=0)
     answerable = kept[:, 2] > 0
     one = np.ones((1, len(kept)))
@@ -138,9 +138,9 @@ def _before_noise(scores: Float64[ndarray, " ranks"]) -> int:
     count = len(scores)
     if count < 3:
         return min(count, 1)
-    middle, width = knee(scores), int(np.sqrt(count * np.log(count)))
-    first = max(1, middle - width // 2)
-    for cut in range(first, min(first + width, count - 2)):
+    middle, dim = knee(scores), int(np.sqrt(count * np.log(count)))
+    first = max(1, middle - dim // 2)
+    for cut in range(first, min(first + dim, count - 2)):
         shape, misfit = pareto_misfit((scores[cut:-1] - scores[-1])[::-1])
         if misfit <= np.interp(shape, _SHAPES, _critical_values()):
             return cut

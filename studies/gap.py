@@ -27,7 +27,6 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 import raytriever as rt
-from effort import at_recall, efforts, finder_bytes
 from raytriever.core.errors import DataError
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.terminal import text_table
@@ -35,12 +34,13 @@ from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.evaluated_datasets import distinct_names
 from raytriever.evaluation.results import without_nan
 from raytriever.retrieval.index.approximate.build_index import build_index
-from raytriever.retrieval.index.approximate.index_recall import OperatingPoint, format_count, measure
+from raytriever.retrieval.index.approximate.index_recall import OperatingPoint, evaluate_recall, format_count
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
 from raytriever.retrieval.index.exact_top_k import top_k
+from search_size import ann_index_bytes, at_recall, search_sizes
 
 RECALL, K = 0.95, 10  # candidates are compared at this recall@K
-BUDGETS = (0.01, 0.02, 0.05)  # shares of the documents that an index may score for a query
+BUDGETS = (0.01, 0.02, 0.05)  # fractions of the documents that an index may score for a query
 QUERIES = 1_000  # most queries, and held-out passages
 # Settings of a curve: numbers of lists that are probed, and beam widths of a graph search.
 LISTS, BEAMS = (1, 2, 4, 8, 16, 32, 64), (10, 14, 20, 28, 40, 57, 80, 113, 160, 226, 320)
@@ -52,10 +52,10 @@ NO_GAP, CLEAR_GAP = 1.1, 1.5
 class GapEmbeddings:
     """Embeddings of a gap. Passages held out are searched like queries; RoarGraph is built from training queries."""
 
-    documents: Float32[ndarray, "documents width"]
-    held_out: Float32[ndarray, "passages width"]
-    queries: Float32[ndarray, "queries width"]
-    training: Float32[ndarray, "training width"]
+    documents: Float32[ndarray, "documents dim"]
+    held_out: Float32[ndarray, "passages dim"]
+    queries: Float32[ndarray, "queries dim"]
+    training: Float32[ndarray, "training dim"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Gap:
 
     @property
     def beyond(self) -> float:
-        """Share of pairs of a query and a held-out passage in which the query has the higher score, 0 to 1.
+        """Fraction of pairs of a query and a held-out passage in which the query has the higher score, 0 to 1.
 
         A tie counts one half. 0.5 means that the scores do not separate queries from passages."""
         ordered = np.sort(self.held_out_scores)
@@ -79,10 +79,10 @@ class Gap:
         return float(below.mean() / 2 / len(ordered))
 
 
-def measure_gap(
-    documents: Float32[ndarray, "documents width"],
-    queries: Float32[ndarray, "queries width"],
-    held_out: Float32[ndarray, "passages width"],
+def evaluate_gap(
+    documents: Float32[ndarray, "documents dim"],
+    queries: Float32[ndarray, "queries dim"],
+    held_out: Float32[ndarray, "passages dim"],
 ) -> Gap:
     """Return the distances of queries and held-out passages from the documents; each has at least one row."""
     center = documents.mean(0, dtype=np.float64)
@@ -95,8 +95,8 @@ def measure_gap(
 
 
 def query_positive_distance(
-    queries: Float32[ndarray, "queries width"],
-    documents: Float32[ndarray, "documents width"],
+    queries: Float32[ndarray, "queries dim"],
+    documents: Float32[ndarray, "documents dim"],
     of: Int64[ndarray, " pairs"],
     to: Int64[ndarray, " pairs"],
 ) -> float:
@@ -105,7 +105,7 @@ def query_positive_distance(
 
 
 @dataclass(frozen=True)
-class IndexMeasurement:
+class IndexCurve:
     """Cost and recall of one index.
 
     Args:
@@ -113,8 +113,8 @@ class IndexMeasurement:
         bytes: size of the index without the embeddings.
         curve: operating points for the queries.
         queries, held_out: operating points at the same recall@10. This recall is 0.95, or the recall of the least
-            effort if that is higher for either. Candidates are NaN if the library does not count them or the recall
-            is not reached.
+            search size if that is higher for either. Candidates are NaN if the library does not count them or the
+            recall is not reached.
     """
 
     build_seconds: float
@@ -125,41 +125,45 @@ class IndexMeasurement:
 
     @property
     def ratio(self) -> float:
-        """Candidates for queries divided by those for held-out passages; ratio of efforts if they are not counted."""
-        if np.isnan(self.queries.candidates) and self.queries.effort and self.held_out.effort:
-            return self.queries.effort / self.held_out.effort
+        """Candidates for queries divided by those for held-out passages; if not counted, the ratio of search sizes."""
+        if np.isnan(self.queries.candidates) and self.queries.search_size and self.held_out.search_size:
+            return self.queries.search_size / self.held_out.search_size
         return self.queries.candidates / self.held_out.candidates
 
 
 def hold_out(
-    embeddings: Float32[ndarray, "documents width"], count: int, seed: int
+    embeddings: Float32[ndarray, "documents dim"], count: int, seed: int
 ) -> tuple[Int64[ndarray, " kept"], Int64[ndarray, " passages"]]:
-    """Draw passages that are searched like queries; return the rows of the others, and theirs, both ascending."""
+    """Plot passages that are searched like queries; return the rows of the others, and theirs, both ascending."""
     if 2 * count > len(embeddings):
         raise DataError(f"{len(embeddings):,} passages are too few to hold out {count:,} of them")
     positions = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))
     return np.setdiff1d(np.arange(len(embeddings)), positions), positions
 
 
-def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexMeasurement:
+def evaluate_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexCurve:
     """Build one index and measure it."""
     began = perf_counter()
     index = build_index(data.documents, config, data.training, seed, torch.get_num_threads())
     seconds = perf_counter() - began
     true = _exact_neighbors(data, data.queries)
-    curve = [measure(index, data.queries, true, effort) for effort in _efforts_of_curve(config)]
+    curve = [evaluate_recall(index, data.queries, true, search_size) for search_size in _search_sizes_of_curve(config)]
     if config.index == "flat":
         exact = OperatingPoint(1, 1.0, float(len(data.documents)), nan)
-        return IndexMeasurement(
-            build_seconds=seconds, bytes=finder_bytes(index.finder), curve=curve, queries=exact, held_out=exact
+        return IndexCurve(
+            build_seconds=seconds, bytes=ann_index_bytes(index.ann_index), curve=curve, queries=exact, held_out=exact
         )
     sets = [(queries, _exact_neighbors(data, queries)) for queries in (data.queries, data.held_out)]
-    # The least effort may already exceed 0.95 for one of the sets; candidates are compared at one recall.
-    least = next(efforts(index, K))
-    target = max(RECALL, *(measure(index, *one, least, timed=False).recall for one in sets))
-    at_queries, at_passages = (at_recall(index, *one, target) for one in sets)
-    return IndexMeasurement(
-        build_seconds=seconds, bytes=finder_bytes(index.finder), curve=curve, queries=at_queries, held_out=at_passages
+    # The smallest search size may already exceed 0.95 for one of the sets; candidates are compared at one recall.
+    least = next(search_sizes(index, K))
+    target = max(RECALL, *(evaluate_recall(index, *pair, least, timed=False).recall for pair in sets))
+    at_queries, at_passages = (at_recall(index, *pair, target) for pair in sets)
+    return IndexCurve(
+        build_seconds=seconds,
+        bytes=ann_index_bytes(index.ann_index),
+        curve=curve,
+        queries=at_queries,
+        held_out=at_passages,
     )
 
 
@@ -167,13 +171,13 @@ def _exact_neighbors(data: GapEmbeddings, queries: ndarray) -> Int64[ndarray, "q
     return top_k(queries, data.documents, K, np.arange(len(data.documents)))[1]
 
 
-def _efforts_of_curve(config: IndexConfig) -> list[int]:
+def _search_sizes_of_curve(config: IndexConfig) -> list[int]:
     if config.index == "flat":
         return [1]
     return list(LISTS if config.index in ("ivf", "ivfpq") else BEAMS)
 
 
-def describe_gap(indexes: dict[str, IndexMeasurement]) -> str:
+def describe_gap(indexes: dict[str, IndexCurve]) -> str:
     """Return a sentence that says whether approximate search costs more for queries than for passages."""
     if "hnsw" not in indexes or np.isnan(indexes["hnsw"].ratio):
         return "unknown whether there is a gap: HNSW was not measured, or did not reach 95 % recall"
@@ -196,25 +200,25 @@ def recall_within(points: list[OperatingPoint], budget: float) -> float:
     return max((point.recall for point in points if point.candidates <= budget), default=nan)
 
 
-def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, distance: float, documents: int) -> str:
+def format_tables(indexes: dict[str, IndexCurve], gap: Gap, distance: float, documents: int) -> str:
     """Return the tables of costs, recalls and candidates of the indexes, and the distances."""
     costs = [
-        [kind, f"{one.build_seconds:,.1f}", f"{one.bytes / 1e6:,.1f}"]
-        + [_text(recall_within(one.curve, share * documents), 3) for share in BUDGETS]
-        for kind, one in indexes.items()
+        [kind, f"{index.build_seconds:,.1f}", f"{index.bytes / 1e6:,.1f}"]
+        + [_text(recall_within(index.curve, fraction * documents), 3) for fraction in BUDGETS]
+        for kind, index in indexes.items()
     ]
     shifts = [
         [
             kind,
-            _text(one.queries.recall, 3),
-            format_count(one.held_out.candidates),
-            format_count(one.queries.candidates),
-            _text(one.ratio, 2),
+            _text(index.queries.recall, 3),
+            format_count(index.held_out.candidates),
+            format_count(index.queries.candidates),
+            _text(index.ratio, 2),
         ]
-        for kind, one in indexes.items()
+        for kind, index in indexes.items()
         if kind != "flat"
     ]
-    heads = [f"recall@{K}, {share:.0%} scored" for share in BUDGETS]
+    heads = [f"recall@{K}, {fraction:.0%} scored" for fraction in BUDGETS]
     candidates = [f"candidates at recall@{K} of", "", "held-out passages", "queries", "queries / passages"]
     return "\n\n".join(
         [
@@ -228,12 +232,12 @@ def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, distance: floa
     )
 
 
-def to_json(indexes: dict[str, IndexMeasurement], gap: Gap, distance: float, documents: int) -> dict[str, Any]:
+def to_json(indexes: dict[str, IndexCurve], gap: Gap, distance: float, documents: int) -> dict[str, Any]:
     """Return all results with null in place of NaN."""
     results: dict[str, Any] = without_nan(
         {
             "documents": documents,
-            "indexes": {kind: asdict(one) | {"ratio": one.ratio} for kind, one in indexes.items()},
+            "indexes": {kind: asdict(index) | {"ratio": index.ratio} for kind, index in indexes.items()},
             "mmd2": {"queries": gap.queries, "held_out": gap.held_out},
             "beyond": gap.beyond,
             "query_positive_distance": distance,
@@ -278,8 +282,8 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     for model, name in zip(arguments.models, distinct_names(arguments.models), strict=True):
         data, distance = embed(model, arguments.data, arguments.split)
-        indexes = {kind: measure_index(data, IndexConfig(index=kind), 0) for kind in arguments.indexes.split(",")}
-        gap = measure_gap(data.documents, data.queries, data.held_out)
+        indexes = {kind: evaluate_index(data, IndexConfig(index=kind), 0) for kind in arguments.indexes.split(",")}
+        gap = evaluate_gap(data.documents, data.queries, data.held_out)
         print(f"{name}\n{format_tables(indexes, gap, distance, len(data.documents))}\n", flush=True)
         content = json.dumps(to_json(indexes, gap, distance, len(data.documents)), indent=1, allow_nan=False)
         write_atomically(arguments.output / f"{name}.json", content + "\n")

@@ -41,7 +41,7 @@ _POOL = 3_000  # entities of a type that may replace another
 _OCCURRENCES = 5  # least number of occurrences of a name that replaces another
 _TRIED = 20  # candidates for a question, the most similar ones
 _SIMILAR = 0.5  # least similarity of the words around a name or a term
-_MOST_SHARE = 0.5  # of the weight of the words that the relevant passage has
+_MOST_FRACTION = 0.5  # of the weight of the words that the relevant passage has
 _YEARS = (3, 60)  # least and greatest distance of two years
 _FUNCTION_WORDS = frozenset(
     re.findall(
@@ -115,8 +115,8 @@ class _Maker:
             if query in relevant and (tokens := tokens_of(dataset.queries.texts[query]))
         }
         pool = self._pool()
-        asked = {self._key(one, entity) for one in self.questions.values() for entity in one.entities}
-        words = {stem(token) for one in self.questions.values() for token in one.tokens}
+        asked = {self._key(questions, entity) for questions in self.questions.values() for entity in questions.entities}
+        words = {stem(token) for questions in self.questions.values() for token in questions.tokens}
         self._places = Places.of(passages, {*asked, *(key for keys in pool.values() for key in keys)}, words)
         self._pool_of = {kind: [key for key in keys if key in self._places.entities] for kind, keys in pool.items()}
         self._contexts = {kind: Contexts(self._places.around, self._pool_of[kind]) for kind in (NAME, TERM)}
@@ -187,14 +187,14 @@ class _Maker:
     def make(self, query: int) -> str | None:
         """Return the new text of a question, None without one."""
         question, name = self.questions[query], self._dataset.queries.ids[query]
-        for entity in sorted(question.entities, key=lambda one: self._hash(f"{name}\0{one}")):
+        for entity in sorted(question.entities, key=lambda entity: self._hash(f"{name}\0{entity}")):
             old = self._key(question, entity)
             weights = self._weights(question, entity)
             has = max(self._weight(question.relevant[[row]], weights).max() for row in range(len(question.relevant)))
             if old not in self._places.entities or not has:
                 continue
             for new in self._candidates(question, entity, old, name):
-                if self._weight(self._places.entities[new], weights).max() < _MOST_SHARE * has:
+                if self._weight(self._places.entities[new], weights).max() < _MOST_FRACTION * has:
                     text = self._replaced(query, entity, new)
                     if normalize(text) not in self._known:
                         return text

@@ -50,7 +50,7 @@ class Subset:
     Args:
         train, dev, test: largest number of queries of each split.
         documents: largest number of documents; all judged documents are kept even if they are more.
-        share: share of the training queries to keep after `train` is applied, 0 to 1.
+        fraction: fraction of the training queries to keep after `train` is applied, 0 to 1.
         labels: number of positives of a training query, lowest ranks first; None for all.
         by_llm: whether all positives of a training query except the first are marked as labels of a language model.
     """
@@ -59,7 +59,7 @@ class Subset:
     dev: int
     test: int
     documents: int
-    share: float = 1.0
+    fraction: float = 1.0
     labels: int | None = None
     by_llm: bool = False
 
@@ -95,8 +95,8 @@ SUBSETS: Mapping[str, tuple[str, Subset]] = {
     "nfcorpus-two-sources": ("nfcorpus", replace(_NFCORPUS, by_llm=True)),
     "nfcorpus-one-label": ("nfcorpus", replace(_CUT, labels=1)),
     **{
-        f"nfcorpus-{labels}-of-{percent}": ("nfcorpus", replace(_NFCORPUS, share=share, labels=labels))
-        for labels, percent, share in ((1, 100, 1.0), (2, 50, 1 / 2), (3, 33, 1 / 3), (4, 25, 1 / 4))
+        f"nfcorpus-{labels}-of-{percent}": ("nfcorpus", replace(_NFCORPUS, fraction=fraction, labels=labels))
+        for labels, percent, fraction in ((1, 100, 1.0), (2, 50, 1 / 2), (3, 33, 1 / 3), (4, 25, 1 / 4))
     },
 }
 
@@ -160,12 +160,12 @@ def _select_judgements(dataset: RetrievalDataset, split: str, subset: Subset) ->
     rows = dataset.judgements[split]
     queries = np.unique(rows.queries[rows.scores > 0])
     if split != "test" and "test" in dataset.judgements:
-        measured = {normalize(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
+        evaluated = {normalize(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
         texts = [normalize(dataset.queries.texts[int(query)]) for query in queries]
-        queries = queries[np.array([text not in measured for text in texts], dtype=bool)]
+        queries = queries[np.array([text not in evaluated for text in texts], dtype=bool)]
     count = min({"train": subset.train, "dev": subset.dev, "test": subset.test}[split], len(queries))
     if split == "train":
-        count = round(count * subset.share)
+        count = round(count * subset.fraction)
     if not count:
         raise DataError(f"split {split!r} has no query with a positive", dataset.name, "give another data set")
     chosen = _smallest_hashes(queries, dataset.queries.ids, count)

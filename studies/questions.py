@@ -97,7 +97,9 @@ class _Chosen:
     def asked(self, has_answer: bool, role: str = "") -> list[int]:
         """Return the queries with or without an answer of a role, or of all."""
         roles = [role] if role else list(self.questions)
-        return [one.query for role in roles for one in self.questions[role] if one.has_answer == has_answer]
+        return [
+            question.query for role in roles for question in self.questions[role] if question.has_answer == has_answer
+        ]
 
     def documents_of(self, queries: Iterable[int]) -> set[int]:
         """Return the relevant documents of queries."""
@@ -123,8 +125,8 @@ def write_questions(
     """
     if not folder.exists():
         chosen = {source: choose(open_source(), source, size) for source, open_source in sources.items()}
-        for source, one in chosen.items():
-            _check_enough(source, one)
+        for source, selection in chosen.items():
+            _check_enough(source, selection)
         with committed_directory(folder) as temporary:
             _write(temporary, chosen, size)
     return read_json(folder / COUNTS, Counts, f"remove {folder}; it is written again", needed=True)
@@ -144,14 +146,14 @@ def choose(dataset: RetrievalDataset, source: StudySource, size: StudySize) -> _
     asked = sorted(role_of, key=lambda query: id_hash(dataset.queries.ids[query]))
     by_role: dict[str, list[list[int]]] = {TEST: [], DEV: [], TRAIN: []}
     for group in _groups(asked, relevant):
-        role = next(one for one in by_role if one in {role_of[query] for query in group})
+        role = next(role for role in by_role if role in {role_of[query] for query in group})
         by_role[role].append([query for query in group if role_of[query] == role])
     questions = {}
     for role, most in ((TEST, size.test), (DEV, size.dev)):
-        pool = next((by_role[one] for one in (role, TRAIN, TEST) if by_role[one]), [])
+        pool = next((by_role[name] for name in (role, TRAIN, TEST) if by_role[name]), [])
         questions[role] = [_Question(group[0], has_answer=not at % 2) for at, group in enumerate(pool[:most])]
         del pool[:most]
-    texts = {normalize(dataset.queries.texts[one.query]) for each in questions.values() for one in each}
+    texts = {normalize(dataset.queries.texts[part.query]) for question in questions.values() for part in question}
     train = {query for group in by_role[TRAIN if TRAIN in splits else TEST] for query in group}
     own = [query for query in asked if query in train and normalize(dataset.queries.texts[query]) not in texts]
     return _Chosen(dataset, own[: size.train], questions, relevant)
@@ -184,74 +186,74 @@ def _check_enough(source: StudySource, chosen: _Chosen) -> None:
 def _write(folder: Path, chosen: Mapping[StudySource, _Chosen], size: StudySize) -> None:
     counts: Counts = {}
     mixed = _Folder()
-    for source, one in chosen.items():
-        measured, prefix = _Folder(), f"{source.name}:"
+    for source, selection in chosen.items():
+        evaluated, prefix = _Folder(), f"{source.name}:"
         foreign = _foreign_questions(source, chosen, size)
-        texts = {one.text(document) for document in one.documents_of(one.asked(has_answer=False))}
+        texts = {selection.text(document) for document in selection.documents_of(selection.asked(has_answer=False))}
         texts |= {
             other.text(document)
             for role in foreign.values()
             for _, other, query in role
             for document in other.relevant[query]
         }
-        corpus = _corpus(one, one.documents_of(one.asked(has_answer=True)), texts, size.documents)
-        hard = _hard_questions(one, corpus)
-        count: dict[str, int] = {"documents": len(corpus), "training queries": len(one.train)}
-        for role in one.questions:
-            answerable, removed = one.asked(True, role), one.asked(False, role)
+        corpus = _corpus(selection, selection.documents_of(selection.asked(has_answer=True)), texts, size.documents)
+        hard = _hard_questions(selection, corpus)
+        count: dict[str, int] = {"documents": len(corpus), "training queries": len(selection.train)}
+        for role in selection.questions:
+            answerable, removed = selection.asked(True, role), selection.asked(False, role)
             replaced = [query for query in answerable if query in hard]
             for query in answerable:
-                measured.add(one, query, role, corpus, f"{ANSWERABLE}:")
-                mixed.add(one, query, role, corpus, prefix, prefix)
+                evaluated.add(selection, query, role, corpus, f"{ANSWERABLE}:")
+                mixed.add(selection, query, role, corpus, prefix, prefix)
             for query in removed:
-                measured.add(one, query, role, set(), f"{REMOVED}:")
+                evaluated.add(selection, query, role, set(), f"{REMOVED}:")
             for other_source, other, query in foreign[role]:
-                measured.add(other, query, role, set(), f"{FOREIGN}:{other_source.name}:")
+                evaluated.add(other, query, role, set(), f"{FOREIGN}:{other_source.name}:")
             for query in replaced:
-                measured.add(one, query, role, set(), f"{HARD}:", text=hard[query])
+                evaluated.add(selection, query, role, set(), f"{HARD}:", text=hard[query])
             count |= {
                 f"{role}: with an answer": len(answerable),
                 f"{role}: answer removed": len(removed),
                 f"{role}: of another domain": len(foreign[role]),
                 f"{role}: entity replaced": len(replaced),
             }
-        trained = one.documents_of(one.train)
-        for query in one.train:
-            mixed.add(one, query, TRAIN, trained, prefix, prefix)
-        mixed.add_documents(one, corpus | trained, prefix)
+        trained = selection.documents_of(selection.train)
+        for query in selection.train:
+            mixed.add(selection, query, TRAIN, trained, prefix, prefix)
+        mixed.add_documents(selection, corpus | trained, prefix)
         counts[source.name] = count
-        measured.add_documents(one, corpus)
-        measured.write(folder / source.name)
+        evaluated.add_documents(selection, corpus)
+        evaluated.write(folder / source.name)
     counts[MIXTURE] = {"documents": len(mixed.documents), "training queries": len(mixed.judgements[TRAIN])}
     mixed.write(folder / MIXTURE)
     (folder / COUNTS).write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
 
 
-def _hard_questions(one: _Chosen, corpus: set[int]) -> dict[int, str]:
+def _hard_questions(chosen: _Chosen, corpus: set[int]) -> dict[int, str]:
     """Return the text with another entity of each question that has an answer, if there is one.
 
     No text is a query of the whole data set."""
-    documents, rows = one.dataset.documents, sorted(corpus)
+    documents, rows = chosen.dataset.documents, sorted(corpus)
     position = {row: at for at, row in enumerate(rows)}
-    asked = one.asked(has_answer=True)
-    pairs = sorted((query, position[document]) for query in asked for document in one.relevant[query])
+    asked = chosen.asked(has_answer=True)
+    pairs = sorted((query, position[document]) for query in asked for document in chosen.relevant[query])
     queries, relevant = np.array(pairs, np.int64).T
     ids, titles, texts = (
         [column[row] for row in rows] for column in (documents.ids, documents.titles, documents.texts)
     )
     judgements = {TEST: Judgements(queries, relevant, np.ones(len(pairs), np.int64))}
-    searched = RetrievalDataset(one.dataset.name, Documents(ids, titles, texts), one.dataset.queries, judgements)
+    searched = RetrievalDataset(chosen.dataset.name, Documents(ids, titles, texts), chosen.dataset.queries, judgements)
     return hard_questions(searched, asked, seed=0)
 
 
-def _corpus(one: _Chosen, answers: set[int], excluded: set[str], count: int) -> set[int]:
+def _corpus(chosen: _Chosen, answers: set[int], excluded: set[str], count: int) -> set[int]:
     """Return the documents of a corpus: the answers, and others of the smallest hashes without an excluded text."""
-    ids = one.dataset.documents.ids
+    ids = chosen.dataset.documents.ids
     corpus = set(answers)
     for document in sorted(range(len(ids)), key=lambda row: id_hash(ids[row])):
         if len(corpus) >= count:
             break
-        if document not in corpus and one.text(document) not in excluded:
+        if document not in corpus and chosen.text(document) not in excluded:
             corpus.add(document)
     return corpus
 
@@ -285,7 +287,7 @@ class _Folder:
 
     def add(
         self,
-        one: _Chosen,
+        chosen: _Chosen,
         query: int,
         role: str,
         corpus: set[int],
@@ -296,15 +298,16 @@ class _Folder:
         """Add a query, with another text if given; its relevant documents outside the corpus have ids of no document.
 
         Its id and those of its documents begin with the prefixes."""
-        name = f"{prefix}{one.dataset.queries.ids[query]}"
-        self._queries[name] = {"_id": name, "text": one.dataset.queries.texts[query] if text is None else text}
-        ids = one.dataset.documents.ids
+        name = f"{prefix}{chosen.dataset.queries.ids[query]}"
+        self._queries[name] = {"_id": name, "text": chosen.dataset.queries.texts[query] if text is None else text}
+        ids = chosen.dataset.documents.ids
         self.judgements[role][name] = [
-            f"{document_prefix if document in corpus else 'absent:'}{ids[document]}" for document in one.relevant[query]
+            f"{document_prefix if document in corpus else 'absent:'}{ids[document]}"
+            for document in chosen.relevant[query]
         ]
 
-    def add_documents(self, one: _Chosen, corpus: set[int], prefix: str = "") -> None:
-        documents = one.dataset.documents
+    def add_documents(self, chosen: _Chosen, corpus: set[int], prefix: str = "") -> None:
+        documents = chosen.dataset.documents
         for row in sorted(corpus):
             name = f"{prefix}{documents.ids[row]}"
             self.documents[name] = {"_id": name, "title": documents.titles[row], "text": documents.texts[row]}

@@ -15,8 +15,8 @@ from raytriever.metrics.selective_retrieval import Statistic, by_score, checked_
 class RiskCoverage:
     """Risk-coverage curve, a point for each threshold, from the highest score down.
 
-    `coverage` is the share of the queries that are shown a document, ascending, 1 at the end, and `risk` the share of
-    these whose document is not relevant."""
+    `coverage` is the fraction of the queries that are shown a document, ascending, 1 at the end, and `risk` the
+    fraction of these whose document is not relevant."""
 
     scores: Float64[ndarray, " thresholds"]
     coverage: Float64[ndarray, " thresholds"]

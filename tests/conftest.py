@@ -110,7 +110,7 @@ def data_packs() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real transformers checkpoint, small enough to train in a test: random weights, two layers of width 32."""
+    """A real transformers checkpoint, small enough to train in a test: random weights, two layers of dimension 32."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -156,7 +156,7 @@ def large_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def other_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model directory with other weights, another width, a tokenizer with other ids, and a prompt of queries."""
+    """Model directory with other weights, another dimension, a tokenizer with other ids, and a prompt of queries."""
     from transformers import BertConfig, BertModel
 
     from raytriever.models.model_settings import ModelConfig

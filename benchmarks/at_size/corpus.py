@@ -23,7 +23,7 @@ from numpy import ndarray
 PASSAGES = 8_841_823  # MS MARCO's
 PER_TRAINING_QUERY, DEV_QUERIES = 17.6, 7_000
 WORDS, SHORTEST, LONGEST = 56, 16, 160
-TOPIC_PASSAGES, TOPIC_WORDS, TOPIC_SHARE = 100, 200, 0.4
+TOPIC_PASSAGES, TOPIC_WORDS, TOPIC_FRACTION = 100, 200, 0.4
 VOCABULARY = 1 << 21
 _FREQUENT = (
     "the of and a to in is it for that on as with are be this by or at not from an was will if but can you your which "
@@ -141,9 +141,9 @@ def _draw_passages(rng: np.random.Generator, passages: int, topics: int) -> _Blo
     lengths = np.clip(rng.gamma(5.0, WORDS / 5.0, passages), SHORTEST, LONGEST).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     total = int(offsets[-1])
-    # The logarithm of a rank is uniform: word r has a share of 1 / (r ln V).
+    # The logarithm of a rank is uniform: word r has a fraction of 1 / (r ln V).
     words = _ranks(rng.random(total), 1, VOCABULARY)
-    topical = rng.random(total) < TOPIC_SHARE
+    topical = rng.random(total) < TOPIC_FRACTION
     topic = np.repeat(rng.integers(topics, size=passages), lengths)[topical]
     member = _ranks(rng.random(len(topic)), 1, TOPIC_WORDS)
     # The words of a topic depend on its number alone. They are rarer than the frequent words of the language.

@@ -1,4 +1,4 @@
-"""Encoder with random weights for the generated corpus: a BERT of two layers and width 64."""
+"""Encoder with random weights for the generated corpus: a BERT of two layers and dimension 64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from at_size.corpus import vocabulary
 
-LAYERS, WIDTH, POSITIONS = 2, 64, 192
+LAYERS, DIM, POSITIONS = 2, 64, 192
 # The most frequent words are tokens of their own, and the others are made of pieces: 1.4 tokens for a word.
 _WORDS = 8_000
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -32,15 +32,15 @@ def write_encoder(folder: Path) -> None:
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(tokens),
-        hidden_size=WIDTH,
+        hidden_size=DIM,
         num_hidden_layers=LAYERS,
         num_attention_heads=2,
-        intermediate_size=4 * WIDTH,
+        intermediate_size=4 * DIM,
         max_position_embeddings=POSITIONS,
     )
     model = BertModel(config, add_pooling_layer=False)
     with torch.no_grad():
-        model.embeddings.word_embeddings.weight.mul_(100)  # texts that share words are near each other
+        model.embeddings.word_embeddings.weight.mul_(100)  # texts that fraction words are near each other
     model.save_pretrained(folder)
     names = {f"{role}_token": token for role, token in _SPECIAL.items()}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **names).save_pretrained(folder)

@@ -53,10 +53,10 @@ def measure(
             root = psutil.Process(process.pid)
             while process.poll() is None:
                 children = root.children(recursive=True)
-                for one in (root, *children):
-                    processor[one] = max(processor.get(one, 0.0), _processor_seconds(one))
+                for process in (root, *children):
+                    processor[process] = max(processor.get(process, 0.0), _processor_seconds(process))
                 below = [_memory(child) for child in children]
-                usage.add(_memory(root), (sum(one[0] for one in below), sum(one[1] for one in below)))
+                usage.add(_memory(root), (sum(memory[0] for memory in below), sum(memory[1] for memory in below)))
                 if time.monotonic() - began >= kill_after:
                     process.kill()
                     process.wait()

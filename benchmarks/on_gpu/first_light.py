@@ -49,12 +49,12 @@ def machine(device: torch.device) -> str:
 
 def ceilings(device: torch.device) -> str:
     """Measure the rates of memory and of bf16 products."""
-    count, width = (1 << 28, 8_192) if device.type == "cuda" else (1 << 20, 128)
+    count, dim = (1 << 28, 8_192) if device.type == "cuda" else (1 << 20, 128)
     target, source = torch.empty(count, device=device), torch.randn(count, device=device)
     copy = seconds_of(lambda: target.copy_(source), device)
-    matrix = torch.randn(width, width, device=device, dtype=torch.bfloat16)
+    matrix = torch.randn(dim, dim, device=device, dtype=torch.bfloat16)
     product = seconds_of(lambda: matrix @ matrix, device)
-    return f"copy {8 * count / copy / 1e12:.2f} TB/s, bf16 product {2 * width**3 / product / 1e12:.0f} TFLOP/s"
+    return f"copy {8 * count / copy / 1e12:.2f} TB/s, bf16 product {2 * dim**3 / product / 1e12:.0f} TFLOP/s"
 
 
 def products_with_float32_results(device: torch.device) -> str:
@@ -64,7 +64,7 @@ def products_with_float32_results(device: torch.device) -> str:
     torch.mm(left, right.T, out_dtype=torch.float32, out=product)
     torch.addmm(total, left, right.T, out_dtype=torch.float32, out=total)
     exact = left.double() @ right.double().T
-    errors = [float((one - exact).abs().max()) for one in (product, total - 1)]
+    errors = [float((item - exact).abs().max()) for item in (product, total - 1)]
     return f"mm {errors[0]:.1e}, addmm {errors[1]:.1e}"
 
 
@@ -81,8 +81,8 @@ def attention_of_packed_texts(device: torch.device) -> str:
     starts = torch.tensor([0, *lengths]).cumsum(0).int().to(device).view(1, 1, 1, -1)
     module = SimpleNamespace(is_causal=False, config=SimpleNamespace(), training=True)
     answers = []
-    for heads, width in ((12, 32), (16, 64)):
-        shape = (1, heads, sum(lengths), width)
+    for heads, dim in ((12, 32), (16, 64)):
+        shape = (1, heads, sum(lengths), dim)
         states = [torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
         gradients = []
         began = time.perf_counter()
@@ -91,7 +91,7 @@ def attention_of_packed_texts(device: torch.device) -> str:
             mixed, _ = attention(module, *states, starts, dropout=0.1, max_length_q=max(lengths))
             gradients.append(torch.autograd.grad(mixed.float().square().sum(), states))
         seconds = time.perf_counter() - began
-        answers.append(f"{heads} heads of {width}: same bits {_same(*gradients)}, {seconds:.1f} s")
+        answers.append(f"{heads} heads of {dim}: same bits {_same(*gradients)}, {seconds:.1f} s")
     return "; ".join(answers)
 
 
@@ -150,7 +150,7 @@ def waits_of_a_step(device: torch.device) -> str:
     def note(message: object, category: object, file: str, line: int, *_: object) -> None:
         found[f"{'/'.join(file.split('/')[-3:])}:{line}"] += 1
 
-    case = next(one for one in training.CASES["full"] if one.shape == "minilm")
+    case = next(case for case in training.CASES["full"] if case.shape == "minilm")
     with TemporaryDirectory() as scratch:
         step, *_ = training.prepare(case, write_model(Path(scratch), case.shape, device), device)
         for number in range(2):
@@ -193,7 +193,9 @@ def main() -> int:
         except Exception as error:
             failed += 1
             frames = traceback.extract_tb(error.__traceback__)[-3:]
-            places = " < ".join(f"{'/'.join(one.filename.split('/')[-2:])}:{one.lineno}" for one in reversed(frames))
+            places = " < ".join(
+                f"{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno}" for frame in reversed(frames)
+            )
             answer = f"FAILED {type(error).__name__}: {' '.join(str(error).split())[:300]} at {places}"
         print(f"{check.__name__} [{time.perf_counter() - began:.1f} s] {answer}", flush=True)
     print(f"{len(checks) - failed} of {len(checks)} checks ran")

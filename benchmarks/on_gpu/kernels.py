@@ -32,7 +32,7 @@ def cases(device: torch.device, size: str, scratch: Path) -> Cases:
 
 def of_loss(sizes: losses.Size, device: torch.device) -> Figures:
     """Profile the loss alone, forward and backward."""
-    step = losses.ours("mw", "bf16", *losses.embeddings(sizes.batch, sizes.width, device))
+    step = losses.ours("mw", "bf16", *losses.embeddings(sizes.batch, sizes.dim, device))
     yield from profiled("mw, bf16", lambda number: step(), device)
 
 
@@ -64,7 +64,10 @@ def profiled(name: str, step: Callable[[int], object], device: torch.device) -> 
         for number in range(STEPS):
             step(WARM + STEPS + number)
         synchronize(device)
-    rows = [(one.key, _microseconds(one, device) / STEPS, one.count / STEPS) for one in profiler.key_averages()]
+    rows = [
+        (key_average.key, _microseconds(key_average, device) / STEPS, key_average.count / STEPS)
+        for key_average in profiler.key_averages()
+    ]
     rows = sorted((row for row in rows if row[1]), key=lambda row: -row[1])
     busy = sum(row[1] for row in rows) / 1e6
     yield f"{name}: a step without the profiler (ms)", reported(1e3 * wall)

@@ -1,4 +1,4 @@
-"""Losses on embeddings of width 1,024 in batches of 8,192 with five hard negatives a query.
+"""Losses on embeddings of dimension 1,024 in batches of 8,192 with five hard negatives a query.
 
 The baselines are the cross-entropy of a stored matrix of scores, in bf16, and a streaming InfoNCE that stores no scores
 and computes them twice, as Inf-CL does (Cheng et al., 2024, arXiv:2410.17243). Errors are those against float64."""
@@ -32,13 +32,13 @@ class Size:
 
     Args:
         batch: queries of the comparison.
-        width: of the embeddings.
+        dim: of the embeddings.
         largest: queries of the largest batch.
         exact: queries of the comparison with float64.
     """
 
     batch: int
-    width: int
+    dim: int
     largest: int
     exact: int
 
@@ -61,7 +61,7 @@ def cases(device: torch.device, size: str, scratch: Path) -> Cases:
 
 def compared(sizes: Size, device: torch.device) -> Figures:
     """Compare the seconds of MW with those of the baselines."""
-    queries, passages = embeddings(sizes.batch, sizes.width, device)
+    queries, passages = embeddings(sizes.batch, sizes.dim, device)
     baseline = seconds_of(stored(queries, passages), device)
     yield "cross_entropy, bf16 (ms)", reported(1e3 * baseline)
     for precision in ("bf16", "tf32", "fp32"):
@@ -73,25 +73,25 @@ def compared(sizes: Size, device: torch.device) -> Figures:
         yield f"{name} / cross_entropy, bf16 (x)", at_most(ratio, 1, device) if precision == "bf16" else reported(ratio)
         yield f"{name}: memory (GB)", reported(peak_gb(step, device))
         first, second = step(), step()
-        same = all(bool((one == other).all()) for one, other in zip(first, second, strict=True))
+        same = all(bool((value == other).all()) for value, other in zip(first, second, strict=True))
         yield f"{name}: two runs have the same bits", End(float(same), "1", same)
 
 
 def others(sizes: Size, device: torch.device) -> Figures:
     """Measure the other losses and the streaming baseline."""
-    queries, passages = embeddings(sizes.batch, sizes.width, device)
+    queries, passages = embeddings(sizes.batch, sizes.dim, device)
     yield "streaming InfoNCE, bf16 (ms)", reported(1e3 * seconds_of(streaming(queries, passages), device, repeats=3))
     for name in NAMES:
         seconds = seconds_of(ours(name, "bf16", queries, passages), device, repeats=3)
         yield f"{name}, bf16 (ms)", reported(1e3 * seconds)
 
 
-def embeddings(batch: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def embeddings(batch: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return unit float32 queries and passages; passages 0 to B - 1 are near their queries."""
     torch.manual_seed(0)
-    queries = functional.normalize(torch.randn(batch, width, device=device), dim=1)
-    passages = torch.randn(batch * (1 + NEGATIVES), width, device=device)
-    passages[:batch] = passages[:batch] / width**0.5 + 0.4 * queries
+    queries = functional.normalize(torch.randn(batch, dim, device=device), dim=1)
+    passages = torch.randn(batch * (1 + NEGATIVES), dim, device=device)
+    passages[:batch] = passages[:batch] / dim**0.5 + 0.4 * queries
     return queries.requires_grad_(), functional.normalize(passages, dim=1).requires_grad_()
 
 
@@ -115,7 +115,7 @@ def ours(name: str, precision: str, queries: Tensor, passages: Tensor) -> Callab
 def stored(queries: Tensor, passages: Tensor) -> Callable[[], Any]:
     """Return a step of InfoNCE by `cross_entropy` of all scores, in bf16."""
     labels = torch.arange(len(queries), device=queries.device)
-    left, right = (one.detach().to(torch.bfloat16).requires_grad_() for one in (queries, passages))
+    left, right = (value.detach().to(torch.bfloat16).requires_grad_() for value in (queries, passages))
 
     def step() -> Any:
         value = functional.cross_entropy((left @ right.T) / TAU, labels)
@@ -126,7 +126,7 @@ def stored(queries: Tensor, passages: Tensor) -> Callable[[], Any]:
 
 def streaming(queries: Tensor, passages: Tensor, block: int = 8_192) -> Callable[[], Any]:
     """Return a step of InfoNCE that reads blocks of candidates twice and stores no scores, bf16 products."""
-    left, right = (one.detach().to(torch.bfloat16) for one in (queries, passages))
+    left, right = (value.detach().to(torch.bfloat16) for value in (queries, passages))
     rows = torch.arange(len(left), device=left.device)
 
     def step() -> Any:
@@ -137,12 +137,12 @@ def streaming(queries: Tensor, passages: Tensor, block: int = 8_192) -> Callable
         by_query, by_passage = torch.zeros_like(left), torch.empty_like(right)
         for begin in range(0, len(right), block):
             part = right[begin : begin + block]
-            share = ((left @ part.T).float() / TAU - sums[:, None]).exp_()
+            partial = ((left @ part.T).float() / TAU - sums[:, None]).exp_()
             own = (rows >= begin) & (rows < begin + len(part))
-            share[own, rows[own] - begin] -= 1
-            share = (share / (TAU * len(left))).to(torch.bfloat16)
-            by_query += share @ part
-            by_passage[begin : begin + block] = share.T @ left
+            partial[own, rows[own] - begin] -= 1
+            partial = (partial / (TAU * len(left))).to(torch.bfloat16)
+            by_query += partial @ part
+            by_passage[begin : begin + block] = partial.T @ left
         return by_query, by_passage
 
     return step
@@ -150,8 +150,8 @@ def streaming(queries: Tensor, passages: Tensor, block: int = 8_192) -> Callable
 
 def errors(sizes: Size, device: torch.device) -> Figures:
     """Compare loss and gradients of MW with all pairs in float64."""
-    queries, passages = embeddings(sizes.exact, sizes.width, device)
-    left, right = (one.detach().double().requires_grad_() for one in (queries, passages))
+    queries, passages = embeddings(sizes.exact, sizes.dim, device)
+    left, right = (value.detach().double().requires_grad_() for value in (queries, passages))
     scores = left @ right.T
     is_positive = torch.eye(*scores.shape, dtype=torch.bool, device=device)
     negatives = scores[~is_positive]
@@ -159,14 +159,17 @@ def errors(sizes: Size, device: torch.device) -> Figures:
     expected = [torch.zeros_like(left), torch.zeros_like(right)]
     # Some positives at a time: the pairs of a block take some gigabytes.
     for block in scores[is_positive].split(max(1, (1 << 27) // len(negatives))):
-        share = functional.softplus((negatives - block[:, None]) / TAU).sum() / (len(queries) * len(negatives))
-        for whole, part in zip(expected, torch.autograd.grad(share, [left, right], retain_graph=True), strict=True):
+        partial = functional.softplus((negatives - block[:, None]) / TAU).sum() / (len(queries) * len(negatives))
+        for whole, part in zip(expected, torch.autograd.grad(partial, [left, right], retain_graph=True), strict=True):
             whole += part
-        total += share.detach()
-    most = max(float(one.abs().max()) for one in expected)
+        total += partial.detach()
+    most = max(float(item.abs().max()) for item in expected)
     for precision in ("bf16", "tf32", "fp32"):
         value, *gradients = ours("mw", precision, queries, passages)()
-        worst = max(float((one - other).abs().max()) for one, other in zip(gradients, expected, strict=True)) / most
+        worst = (
+            max(float((gradient - other).abs().max()) for gradient, other in zip(gradients, expected, strict=True))
+            / most
+        )
         relative = abs(float(value) - float(total)) / float(total)
         name = f"mw, {precision}: relative error of the loss"
         yield name, at_most(relative, 1e-5, device) if precision == "fp32" else reported(relative)
@@ -175,7 +178,7 @@ def errors(sizes: Size, device: torch.device) -> Figures:
 
 def largest(sizes: Size, device: torch.device) -> Figures:
     """Run MW on the largest batch."""
-    queries, passages = embeddings(sizes.largest, sizes.width, device)
+    queries, passages = embeddings(sizes.largest, sizes.dim, device)
     step = ours("mw", "bf16", queries, passages)
     name = f"mw, bf16, {sizes.largest:,} x {sizes.largest * (1 + NEGATIVES):,}"
     yield f"{name}: memory (GB)", reported(peak_gb(step, device))

@@ -40,10 +40,12 @@ def main() -> int:
             Training(arguments.folder, arguments.shape, name, arguments.batch_size)
             for name in arguments.strategies.split(",")
         ]
-        runs = [(one, pool.submit(one.peace), pool.submit(one.kill_and_continue)) for one in trainings]
-        for one, peace, killed in runs:
-            end = {"strategy": one.strategy, **peace.result(), **killed.result()}
-            end["same bits"] = one.digest("peace") == one.digest("killed")
+        runs = [
+            (training, pool.submit(training.peace), pool.submit(training.kill_and_continue)) for training in trainings
+        ]
+        for item, peace, killed in runs:
+            end = {"strategy": item.strategy, **peace.result(), **killed.result()}
+            end["same bits"] = item.digest("peace") == item.digest("killed")
             ends.append(end)
             print(" | ".join(f"{key} {value}" for key, value in end.items()), flush=True)
             if arguments.output:
@@ -109,7 +111,7 @@ class Training:
     def digest(self, name: str) -> str:
         """Return the digest of the weights of the last step."""
         files = sorted((self._path(name) / "model").rglob("*.safetensors"))
-        return hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest() if files else f"none of {name}"
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest() if files else f"none of {name}"
 
     def last_lines(self, name: str) -> str:
         """Return the end of what a run printed."""

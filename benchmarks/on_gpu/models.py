@@ -20,14 +20,14 @@ class Shape:
     """Sizes of an encoder.
 
     Args:
-        width: of the states.
+        dim: of the states.
         layers: number of layers.
         heads: of the attention.
-        inner: width of the feed-forward network.
+        inner: dimension of the feed-forward network.
         vocabulary: number of token embeddings.
     """
 
-    width: int
+    dim: int
     layers: int
     heads: int
     inner: int
@@ -67,7 +67,7 @@ def write_model(folder: Path, name: str, device: torch.device) -> Path:
     torch.manual_seed(0)
     config = XLMRobertaConfig(
         vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
+        hidden_size=shape.dim,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         intermediate_size=shape.inner,

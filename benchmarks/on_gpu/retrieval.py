@@ -25,7 +25,7 @@ from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embedd
 from raytriever.retrieval.mining.miner import MiningResult, mine
 from raytriever.retrieval.mining.mining_settings import MiningConfig
 
-# Least share of the rate of the forward pass, by shape.
+# Least fraction of the rate of the forward pass, by shape.
 RATES = {"minilm": 0.6, "xlm-r-large": 0.9}
 
 
@@ -38,7 +38,7 @@ class Size:
         longest: tokens of a text, at most.
         documents: of the search.
         queries: of the search.
-        width: of the embeddings.
+        dim: of the embeddings.
         k: numbers of documents that a search returns, and the most time of each, in that of products and `torch.topk`.
         depth: documents of a query that mining chooses its negatives from.
     """
@@ -47,7 +47,7 @@ class Size:
     longest: int
     documents: int
     queries: int
-    width: int
+    dim: int
     k: dict[int, float]
     depth: int
 
@@ -73,7 +73,7 @@ def encoding(scratch: Path, shape: str, count: int, longest: int, device: torch.
     directory = write_model(scratch, shape, device)
     retriever = load_for_encoding(ModelConfig(str(directory), passage_length=longest), "bf16", device)
     tokens = contents(count, longest, seed=0)
-    texts = [words_of(one) for one in tokens]
+    texts = [words_of(token) for token in tokens]
     encode_texts(retriever, texts[: max(1, count // 20)], "passage")
     began = time.perf_counter()
     encode_texts(retriever, texts, "passage")
@@ -97,8 +97,8 @@ def encoding(scratch: Path, shape: str, count: int, longest: int, device: torch.
 
     bare = sum(map(len, some)) / seconds_of(forward, device, repeats=3)
     yield f"{shape}: forward pass alone, texts a second", reported(bare)
-    share = texts_a_second / bare
-    yield f"{shape}: encode / forward pass alone (x)", at_least(share, RATES.get(shape, 0), device)
+    fraction = texts_a_second / bare
+    yield f"{shape}: encode / forward pass alone (x)", at_least(fraction, RATES.get(shape, 0), device)
 
 
 def search(sizes: Size, device: torch.device) -> Figures:
@@ -116,7 +116,7 @@ def search(sizes: Size, device: torch.device) -> Figures:
         def ours(k: int = k) -> tuple[ndarray, ndarray]:
             return corpus.top_k(queries, k)
 
-        name = f"search {sizes.queries:,} x {sizes.documents:,} x {sizes.width}, k = {k}"
+        name = f"search {sizes.queries:,} x {sizes.documents:,} x {sizes.dim}, k = {k}"
         bare, seconds = seconds_of(plain, device, repeats=3), seconds_of(ours, device, repeats=3)
         yield f"{name}: mm and topk in bf16 (s)", reported(bare)
         yield f"{name}: raytriever, exact (s)", reported(seconds)
@@ -161,11 +161,11 @@ def mining(sizes: Size, device: torch.device) -> Figures:
 @cache
 def vectors(sizes: Size) -> tuple[ndarray, ndarray]:
     """Return unit vectors of documents and queries, made once for all cases."""
-    return _unit(sizes.documents, sizes.width, 0), _unit(sizes.queries, sizes.width, 1)
+    return _unit(sizes.documents, sizes.dim, 0), _unit(sizes.queries, sizes.dim, 1)
 
 
-def _unit(count: int, width: int, seed: int) -> ndarray:
-    vectors = np.random.default_rng(seed).standard_normal((count, width), dtype=np.float32)
+def _unit(count: int, dim: int, seed: int) -> ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((count, dim), dtype=np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 

@@ -110,9 +110,9 @@ def compared(case: Case, scratch: Path, device: torch.device) -> Figures:
     yield f"{name}: raytriever, tokens a second", reported(rates["tokens_per_second"])
     yield f"{name}: raytriever, tokens of a chunk (0: no caching)", reported(rates["chunk"])
     yield f"{name}: raytriever, peak memory (MB)", reported(rates["peak_memory_mb"])
-    if (share := rates.get("model_flops_utilisation")) is not None:
-        yield f"{name}: raytriever, MFU of the data sheet's peak", reported(share)
-        yield f"{name}: raytriever, MFU of the measured product", reported(share * rates["peak"] / product_rate(device))
+    if (local := rates.get("model_flops_utilisation")) is not None:
+        yield f"{name}: raytriever, MFU of the data sheet's peak", reported(local)
+        yield f"{name}: raytriever, MFU of the measured product", reported(local * rates["peak"] / product_rate(device))
     release(device)
     if importlib.util.find_spec("sentence_transformers"):
         rate = 0.0
@@ -217,8 +217,8 @@ def _their_rates(
     # As accelerate does for its trainer: in each forward pass, also in those of gradient caching within `backward`.
     encode = torch.autocast(device.type, getattr(torch, precision))(model.forward)
     model.forward = lambda *arguments, **options: {
-        key: one.float() if torch.is_tensor(one) and one.is_floating_point() else one
-        for key, one in encode(*arguments, **options).items()
+        key: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+        for key, value in encode(*arguments, **options).items()
     }
     if way:
         loss = losses.CachedMultipleNegativesRankingLoss(model, scale=1 / TAU, **way)
@@ -229,7 +229,7 @@ def _their_rates(
     batches = [list(_their_batch(case, directory, seed)) for seed in range(2)]
 
     def step(number: int) -> None:
-        columns = [{key: one.to(device) for key, one in column.items()} for column in batches[number % 2]]
+        columns = [{key: value.to(device) for key, value in column.items()} for column in batches[number % 2]]
         scaler.scale(loss(columns, None)).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -45,7 +45,7 @@ def main() -> int:
     [ray] = folder.glob("ray-*.whl")
     slim(ray)
     files = sorted(folder.glob("*.whl"))
-    print(f"{len(files)} wheels, {sum(one.stat().st_size for one in files) / 2**20:.1f} MiB")
+    print(f"{len(files)} wheels, {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB")
     return 0
 
 
@@ -53,17 +53,17 @@ def slim(wheel: Path) -> None:
     """Leave the parts of Ray out of its wheel that a training does not read."""
     smaller = wheel.with_suffix(".part")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as new:
-        for one in old.infolist():
-            if one.filename.startswith(DROPPED):
+        for item in old.infolist():
+            if item.filename.startswith(DROPPED):
                 continue
-            content = old.read(one)
-            if one.filename.endswith(".dist-info/RECORD"):
+            content = old.read(item)
+            if item.filename.endswith(".dist-info/RECORD"):
                 rows = [row for row in csv.reader(io.StringIO(content.decode())) if not row[0].startswith(DROPPED)]
                 kept = io.StringIO()
                 csv.writer(kept, lineterminator="\n").writerows(rows)
                 content = kept.getvalue().encode()
-            info = zipfile.ZipInfo(one.filename, one.date_time)
-            info.external_attr, info.compress_type = one.external_attr, new.compression
+            info = zipfile.ZipInfo(item.filename, item.date_time)
+            info.external_attr, info.compress_type = item.external_attr, new.compression
             new.writestr(info, content)
     smaller.replace(wheel)
 

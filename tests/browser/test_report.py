@@ -38,9 +38,9 @@ class Tab:
     def __init__(self, browser: Browser, url: str, width: int = 1600, scheme: Any = "light") -> None:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self._said, self._thrown, self._asked = list[ConsoleMessage](), list[Error](), list[Request]()
-        page.on("console", lambda one: self._said.append(one))
-        page.on("pageerror", lambda one: self._thrown.append(one))
-        page.on("request", lambda one: self._asked.append(one))
+        page.on("console", lambda item: self._said.append(item))
+        page.on("pageerror", lambda item: self._thrown.append(item))
+        page.on("request", lambda item: self._asked.append(item))
         page.goto(url)
         self.run, self.press = page.evaluate, page.keyboard.press
 
@@ -55,7 +55,7 @@ class Tab:
     def requests(self) -> list[str]:
         """Addresses that the page asked for, but for its own and those inside it."""
         self.run("1")
-        return [one.url for one in self._asked if not one.url.startswith(("data:", "file:"))]
+        return [item.url for item in self._asked if not item.url.startswith(("data:", "file:"))]
 
 
 def column(tab: Tab, index: int, table: int = 0) -> list[str]:

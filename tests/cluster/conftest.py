@@ -124,7 +124,7 @@ data_sets: {{Letters: {tiny_dataset}}}
 settings:
   model: {{model: {tiny_encoder}}}
   training: {{batch_size: 16, max_steps: 6, learning_rate: 1e-3, precision: fp32, eval_steps: 3}}
-arms:
+variants:
   untrained: {tiny_encoder}
   InfoNCE: {{loss: {{loss: infonce, temperature: 0.05}}}}
   MW: {{loss: {{loss: mw, temperature: 0.05}}}}

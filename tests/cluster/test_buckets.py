@@ -87,7 +87,7 @@ data_sets: {{Letters: {tiny_dataset}}}
 settings:
   model: {{model: {large_encoder}}}
   training: {{batch_size: 16, max_steps: 4, precision: fp32}}
-arms:
+variants:
   BM25: bm25
   MW: {{loss: {{loss: mw, temperature: 0.05}}}}
 """
@@ -96,5 +96,5 @@ arms:
     there, here = contents(copy), contents(local)
     assert there.keys() == here.keys()
     assert there["results.json"] == here["results.json"]
-    measured = json.loads((copy / "arms/MW-Letters/seed-0/evaluation/results.json").read_text())
-    assert "remote/s3" not in json.dumps(measured)
+    metrics = json.loads((copy / "variants/MW-Letters/seed-0/evaluation/results.json").read_text())
+    assert "remote/s3" not in json.dumps(metrics)

@@ -75,7 +75,7 @@ def test_no_canary_sings(command_line: Callable[..., Any], tmp_path: Path) -> No
         training = [*cli.settings, "--max-steps", "6", "--num-workers", "2"]
         assert job("train", *training, "--output", "run").startswith("0 ")
         (data,) = [cli.settings[at + 1] for at, word in enumerate(cli.settings) if word == "--dataset"]
-        assert job("evaluate", "--model", "run", "--datasets", data, "--output", "measured").startswith("0 ")
+        assert job("evaluate", "--model", "run", "--datasets", data, "--output", "metrics").startswith("0 ")
         assert job("search", "--model", "run", "--dataset", data, "what is abc").startswith("0 ")
         # Mistakes tell what they are of: an address with a password, a model that the hub would have to be asked for.
         away = f"http://ada:{CANARIES['MLFLOW_TRACKING_PASSWORD']}@127.0.0.1:9"

@@ -99,7 +99,7 @@ def test_stages_are_one_run_with_children(command_line: Callable, configuration:
     [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
     tracked = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert sorted(tracked) == ["1-llm of whole", "2-human of whole", "whole"]
-    assert {each.info.status for each in tracked.values()} == {"FINISHED"}
+    assert {value.info.status for value in tracked.values()} == {"FINISHED"}
     parent = tracked.pop("whole")
     assert "mlflow.parentRunId" not in parent.data.tags
     assert {child.data.tags["mlflow.parentRunId"] for child in tracked.values()} == {parent.info.run_id}

@@ -61,7 +61,7 @@ class Asked:
 
     def runs(self, expression: str) -> set[str]:
         """For which runs an expression holds now."""
-        return {one["metric"]["run"] for one in self("query", query=expression)["result"]}
+        return {item["metric"]["run"] for item in self("query", query=expression)["result"]}
 
 
 @pytest.fixture(scope="module")

@@ -200,4 +200,4 @@ def test_events_of_several_threads_arrive_in_the_order_of_each() -> None:
             list(pool.map(send, range(3)))
         assert len(events) == 903  # a flush waits for all earlier ones
     for thread in range(3):
-        assert [number for one, number in events if one == thread] == list(range(301))
+        assert [number for item, number in events if item == thread] == list(range(301))

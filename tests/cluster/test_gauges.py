@@ -17,7 +17,7 @@ from raytriever.cluster.events_and_restarts import CheckpointEvent, StepEvent
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges, with_ingest_gauges
 from raytriever.cluster.ray_session import ray_session
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
+from raytriever.data.prepare.text_shards import ShardSummary, ShardWriter
 from raytriever.experiments.run.event_recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.spool import Spool
@@ -57,14 +57,14 @@ def test_a_scrape_has_the_newest_metrics_even_during_a_long_step(tmp_path: Path,
     stage = tmp_path / "whole" / "stages" / "2-human"
     stage.mkdir(parents=True)
     tracker = Spool.open([MlflowServer(f"sqlite:///{tmp_path}/mlflow.db")], stage, "gauges")
-    measured = {"loss": 0.25, "learning_rate": 1e-5, "batch_auc": 0.75, "step_seconds": 0.5}
+    metrics = {"loss": 0.25, "learning_rate": 1e-5, "batch_auc": 0.75, "step_seconds": 0.5}
     run = "whole/2-human"
     with ray_session(num_workers=1), Recorder(tracker, stage, 10) as recorder:
         with suppress(NotFiniteError), recorder.gauges.training(10, None):
             began = time.time()
-            recorder.record(StepEvent(1, {**measured, "loss": 9.0}))
+            recorder.record(StepEvent(1, {**metrics, "loss": 9.0}))
             recorder.record(CheckpointEvent(1))
-            recorder.record(StepEvent(2, measured))
+            recorder.record(StepEvent(2, metrics))
             recorder.gauges.record_step(1, {"dev_ndcg_at_10": 0.5})  # of a checkpoint, when a later step is done
             wanted = {("ray_raytriever_step", run): 2.0, ("ray_raytriever_batch_auc", run): 0.75}
             found_within(60, wanted)
@@ -83,7 +83,7 @@ def test_a_scrape_has_the_newest_metrics_even_during_a_long_step(tmp_path: Path,
     assert result["ray_raytriever_total_steps", run] == 10
     assert result["ray_raytriever_checkpoint_interval_seconds", run] == 600
     assert result["ray_raytriever_tracking_failures", run] == 0
-    assert 0 < result["ray_raytriever_disk_free_share", run] < 1
+    assert 0 < result["ray_raytriever_disk_free_fraction", run] < 1
     for moment in ("step", "checkpoint"):
         assert began - 1 < result[f"ray_raytriever_{moment}_timestamp_seconds", run] < began + 60
 
@@ -91,7 +91,7 @@ def test_a_scrape_has_the_newest_metrics_even_during_a_long_step(tmp_path: Path,
 @pytest.mark.slow
 def test_totals_of_jobs_grow_and_end(often: None) -> None:
     parts = (Part("/somewhere/letters/corpus.jsonl", "json", parse=lambda row: None),)
-    reports = [ShardReport(0, 0, 100), ShardReport(0, 1, 50, ({"row": 3},))]
+    reports = [ShardSummary(0, 0, 100), ShardSummary(0, 1, 50, ({"row": 3},))]
     with ray_session(num_workers=1):
         passed = with_ingest_gauges(ShardWriter(parts, Path("/nowhere"), None), iter(reports))
         assert next(passed) == reports[0]

@@ -150,7 +150,7 @@ def test_a_submitted_run_uses_the_uploaded_code_and_its_files_last(head: Head, s
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_other_stage_runs_as_a_job(
+def test_every_other_command_runs_as_a_job(
     head: Head, settings: list[str], tiny_dataset: Path, tiny_encoder: Path
 ) -> None:
     query = "what; touch pwned $(touch pwned) 'is it'"
@@ -200,7 +200,7 @@ def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings:
     figures = [Results.read(head.home / "runs" / name / "evaluation").models for name in names]
     assert figures[0] == figures[1]
     logged = [json.loads(line) for line in (checkpoints.parent / "steps.jsonl").read_text().splitlines()]
-    steps = [entry["step"] for entry in logged if "loss" in entry["measured"]]
+    steps = [entry["step"] for entry in logged if "loss" in entry["metrics"]]
     assert steps == list(range(1, 1501)), "a step was logged twice, or not at all"
 
 

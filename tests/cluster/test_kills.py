@@ -101,9 +101,9 @@ KILLS = {
     ),
     "study": Kill(
         "study mine.yaml",
-        (Blow("out/arms/*-Letters/seed-0/metrics.json", "*"),),
-        kept="arms/*/*/metrics.json",
-        same=("table.md", "figures/*.png", "arms/*/*/model/*"),
+        (Blow("out/variants/*-Letters/seed-0/metrics.json", "*"),),
+        kept="variants/*/*/metrics.json",
+        same=("table.md", "figures/*.png", "variants/*/*/model/*"),
     ),
     "evaluate": Kill(
         f"evaluate {ENCODER} --datasets long",
@@ -131,7 +131,7 @@ KILLS = {
 
 def strike(process: Any, blow: Blow, folder: Path) -> bool:
     """Wait for the moment of a blow; return whether it ends the command."""
-    wait_for(lambda: all(next(folder.glob(one), None) for one in blow.when.split()), 600, process)
+    wait_for(lambda: all(next(folder.glob(item), None) for item in blow.when.split()), 600, process)
     if blow.victim in ("", "*"):
         for pid in of_session(process.pid) if blow.victim else [process.pid]:
             os.kill(pid, blow.by)
@@ -146,7 +146,7 @@ def assert_tracked_once(uri: str, output: Path) -> None:
     client = MlflowClient(uri)
     for file in output.rglob("run.json"):
         run, parent = (
-            client.get_run(json.loads(one.read_text())["tracking_id"]) for one in (file, output / "run.json")
+            client.get_run(json.loads(item.read_text())["tracking_id"]) for item in (file, output / "run.json")
         )
         assert run.info.status == "FINISHED"
         assert run.data.tags.get("mlflow.parentRunId", parent.info.run_id) == parent.info.run_id
@@ -217,7 +217,7 @@ def test_a_killed_command_continues(
     for run, values in logged(output).items():
         if not (output / run).with_name("checkpoints").exists():
             continue  # a sweep or a study, which trains nothing itself
-        assert sorted(step for step, one in values.items() if "loss" in one) == [*range(1, max(values) + 1)], run
+        assert sorted(step for step, value in values.items() if "loss" in value) == [*range(1, max(values) + 1)], run
     if not kill.same:
         return
     process, whole = start("whole")

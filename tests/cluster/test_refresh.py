@@ -20,14 +20,14 @@ EVERY_STEP = ("refresh_wait_seconds", "refresh_age_steps", "refresh_failures")
 
 def trained_steps(run: Path) -> dict[int, dict[str, float]]:
     """Without the figures of the encoder before training."""
-    return {step: measured for step, measured in steps(run).items() if step}
+    return {step: metrics for step, metrics in steps(run).items() if step}
 
 
 def assert_follows(run: Path, ledger: Ledger, count: int) -> None:
     """Check that every step was logged once, with the round of the record."""
-    measured = trained_steps(run)
-    assert sorted(measured) == list(range(1, count + 1))
-    assert [measured[step]["negatives_round"] for step in sorted(measured)] == [
+    metrics = trained_steps(run)
+    assert sorted(metrics) == list(range(1, count + 1))
+    assert [metrics[step]["negatives_round"] for step in sorted(metrics)] == [
         float(ledger.version(step)) for step in range(count)
     ]
 
@@ -50,7 +50,7 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     cli.run("train", *cli.settings, "--max-steps", "10", "--output", "run", *words)
     run = cli.folder / "run"
     ledger = read_ledger(run / "negatives")
-    assert [(one.step, one.used_from, one.reason) for one in ledger.rounds] == [(4, 5, ""), (8, 9, "")]
+    assert [(item.step, item.used_from, item.reason) for item in ledger.rounds] == [(4, 5, ""), (8, 9, "")]
     assert_follows(run, ledger, 10)
     assert not (run / "negatives" / "embeddings").exists()
 
@@ -68,16 +68,16 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
         if name.startswith("refresh_") and name not in EVERY_STEP
     }
     assert {step for points in logged.values() for step, _ in points} == {5, 9}
-    shares = {f"share_{name}" for name in ("relevant", "within_relative_margin", "not_chosen", "kept")}
+    fractions = {f"fraction_{name}" for name in ("relevant", "within_relative_margin", "not_chosen", "kept")}
     times = {"seconds", "encode_seconds", "mine_seconds", "staleness_steps"}
     counts_of = {"encoded", "rows", "candidates", "queries_short", "queries_without", "overlap"}
-    assert logged.keys() == {f"refresh_{name}" for name in shares | times | counts_of}
+    assert logged.keys() == {f"refresh_{name}" for name in fractions | times | counts_of}
     assert logged["refresh_staleness_steps"] == [(5, 0.0), (9, 0.0)]
     assert logged["refresh_encoded"] == [(5, 320.0), (9, 320.0)]  # 160 documents and 160 queries
     assert logged["refresh_rows"][1] == (9, len(table))
     assert 0 < logged["refresh_overlap"][1][1] < 1
-    assert sum(points[1][1] for name, points in logged.items() if "share" in name) == pytest.approx(1)
-    count = round(logged["refresh_candidates"][1][1] * logged["refresh_share_kept"][1][1])
+    assert sum(points[1][1] for name, points in logged.items() if "fraction" in name) == pytest.approx(1)
+    count = round(logged["refresh_candidates"][1][1] * logged["refresh_fraction_kept"][1][1])
     assert count == len(table)  # documents that the test split judges relevant are no candidates
     for name in EVERY_STEP:
         assert [step for step, _ in points_of(client, tracked, name)] == list(range(1, 11))

@@ -18,19 +18,19 @@ from raytriever.core.errors import ConfigError, ModelError
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 from raytriever.retrieval.search.exact_search import search_store
 
-ROWS, WIDTH = 6_000, 16
+ROWS, DIM = 6_000, 16
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> EmbeddingStore:
     """Three shards of embeddings with many ties."""
-    embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
+    embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, DIM)).astype(np.float32)
     return write_store(tmp_path / "store", embeddings, 2_000)
 
 
 def questions(count: int) -> np.ndarray:
-    return np.random.default_rng(1).integers(-2, 3, (count, WIDTH)).astype(np.float32)
+    return np.random.default_rng(1).integers(-2, 3, (count, DIM)).astype(np.float32)
 
 
 @pytest.mark.parametrize(("actors", "k"), [(1, 10), (2, 10), (5, 5_000)])

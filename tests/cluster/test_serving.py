@@ -110,7 +110,7 @@ def test_embeddings_of_the_application_are_those_of_the_model(
             np.testing.assert_allclose([row["embedding"] for row in plain["data"]], expected, atol=1e-6)
             packed = [row["embedding"] for row in post(model=name, encoding_format="base64").json()["data"]]
             np.testing.assert_allclose(
-                [np.frombuffer(base64.b64decode(one), "<f4") for one in packed], expected, atol=1e-6
+                [np.frombuffer(base64.b64decode(item), "<f4") for item in packed], expected, atol=1e-6
             )
             [one] = post(model=name, input=texts[0]).json()["data"]
             np.testing.assert_allclose(one["embedding"], expected[0], atol=1e-6)

@@ -27,7 +27,7 @@ def test_rays_processes_have_the_priority_of_the_study() -> None:
     assert dict(os.environ).get(NICENESS) == before.get(NICENESS)
 
 
-def test_a_study_of_a_file_compares_its_arms(
+def test_a_study_of_a_file_compares_its_variants(
     command_line: Callable[[], CommandLine], study_text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yaml").write_text(study_text.replace("seeds: 1", "seeds: 2"))
@@ -38,15 +38,15 @@ def test_a_study_of_a_file_compares_its_arms(
     results = json.loads((tmp_path / "mine" / "results.json").read_text())
     assert (results["study"], results["seeds"]) == ("mine", 2)
     auc = {row: cell["Letters"]["auc"] for row, cell in results["rows"].items()}
-    assert {row: len(one["values"]) for row, one in auc.items()} == {"untrained": 1, "InfoNCE": 2, "MW": 2}
+    assert {row: len(value["values"]) for row, value in auc.items()} == {"untrained": 1, "InfoNCE": 2, "MW": 2}
     assert auc["MW"]["mean"] > auc["untrained"]["mean"]
     assert results["claims"][0]["text"] == "MW is above untrained in AUC"
     assert r"\toprule" in (tmp_path / "mine" / "table.tex").read_text()
     assert "InfoNCE" in out
     assert "All pairs: t-test over queries and seeds" in (tmp_path / "mine" / "study.md").read_text()
     assert {(row["model"], row["metric"]) for row in results["pairs"]} >= {("MW", "auc")}
-    arms = [f"mine/arms/{name}/seed-0" for name in ("MW-Letters", "InfoNCE-Letters")]
-    line.run("compare", *arms, "--output", "page.html")
+    variants = [f"mine/variants/{name}/seed-0" for name in ("MW-Letters", "InfoNCE-Letters")]
+    line.run("compare", *variants, "--output", "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "MW-Letters_seed-0" in page
     assert page.count("AUC") > 3

@@ -111,7 +111,7 @@ def check_that_nothing_is_lost(
     history = client.get_metric_history(tracked.info.run_id, "loss")
     assert [point.step for point in history] == list(range(1, STEPS + 1))
     logged = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    losses = {line["step"]: line["measured"]["loss"] for line in logged if "loss" in line["measured"]}
+    losses = {line["step"]: line["metrics"]["loss"] for line in logged if "loss" in line["metrics"]}
     assert {point.step: point.value for point in history} == losses
     assert {file.path for file in client.list_artifacts(tracked.info.run_id)} >= {"model", "figures", "report.html"}
     assert (identity["files"], identity["status"], identity["descriptions"]) == ([], None, [])

@@ -30,7 +30,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     figures = {name: sets["letters"] for name, sets in results.models.items()}
     assert figures["after"]["ndcg_at_10"] > figures["before"]["ndcg_at_10"]
     table = [line.split() for line in done.stdout.splitlines() if re.match("(bm25|before|after) ", line)]
-    assert [float(row[-1].rstrip("+-")) for row in table] == [round(one["auc"], 4) for one in figures.values()]
+    assert [float(row[-1].rstrip("+-")) for row in table] == [round(figure["auc"], 4) for figure in figures.values()]
     assert all(metric_title(name) in done.stdout for name in figures["after"])
     assert re.search(r"mlflow ui --backend-store-uri \S+  \(then open http://\S+/#/experiments/1/runs\)", done.stdout)
     assert "raytriever search" in done.stdout
@@ -45,7 +45,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     read_manifest(run / "model")
     saved = json.loads((run / "model" / "config_sentence_transformers.json").read_text())["prompts"]
     assert set(prompt.values()) <= set(saved.values())
-    assert sorted(step for step, measured in steps(run).items() if "loss" in measured) == [1, 2, 3, 4, 5, 6]
+    assert sorted(step for step, metrics in steps(run).items() if "loss" in metrics) == [1, 2, 3, 4, 5, 6]
 
     # MLflow has the settings, the data, every step once, the end's figures and the files.
     client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
@@ -54,7 +54,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert tracked.info.status == "FINISHED"
     assert tracked.data.params["loss.loss"] == "mw"
     assert tracked.data.params["model.pooling"] == "mean"
-    assert tracked.data.tags["raytriever.stage"] == "train"
+    assert tracked.data.tags["raytriever.command"] == "train"
     assert tracked.data.metrics["after/letters/auc"] == pytest.approx(figures["after"]["auc"])
     history = client.get_metric_history(tracked.info.run_id, "loss")
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]

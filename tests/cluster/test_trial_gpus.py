@@ -54,7 +54,7 @@ def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pyt
         param_space={"number": tune.grid_search([0, 1, 2, 3]), "folder": str(tmp_path / "trials")},
         run_config=tune.RunConfig(storage_path=str(tmp_path / "state"), verbose=0),
     ).fit()
-    assert [(one.metrics["met"], one.metrics["gpus"]) for one in results] == [(4, "0")] * 4
+    assert [(result.metrics["met"], result.metrics["gpus"]) for result in results] == [(4, "0")] * 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -75,8 +75,8 @@ def test_a_sweep_from_its_trials_to_the_settings_of_the_best(command_line: Calla
     assert results.about["letters"].split == "test"
     figures = results.models["after"]["letters"]
     assert f"{figures['ndcg_at_10']:.4f}" in out
-    [measured] = [run for run in children if "after/letters/ndcg_at_10" in run.data.metrics]
-    assert parents[0].data.tags["raytriever.best_trial"] == measured.info.run_name
+    [metrics] = [run for run in children if "after/letters/ndcg_at_10" in run.data.metrics]
+    assert parents[0].data.tags["raytriever.best_trial"] == metrics.info.run_name
     assert "#/compare-runs?runs=%5B%22" in out
     for trial in after:
         has_checkpoints = (folder / "trials" / f"{trial['number']:03d}" / "checkpoints").exists()

@@ -29,7 +29,7 @@ data_sets: {letters: .}
 settings:
   model: {model: encoder}
   training: {batch_size: 16, max_steps: 2, precision: fp32}
-arms:
+variants:
   MW: {loss: {loss: mw}}
 """
 SERVER = Path(__file__).parents[1] / "support" / "llm_server.py"

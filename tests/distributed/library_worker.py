@@ -1,4 +1,4 @@
-"""One worker of a gloo group: every loss for sentence-transformers on its share of a batch, under DDP.
+"""One worker of a gloo group: every loss for sentence-transformers on its fraction of a batch, under DDP.
 
 The result is each loss's value and its gradients after the average of DDP."""
 
@@ -19,8 +19,8 @@ from raytriever.losses.distributed import current_workers
 
 def main(folder: Path) -> dict[str, tuple[float, list[torch.Tensor]]]:
     workers = current_workers()
-    share = ROWS // workers.size
-    rows = slice(workers.rank * share, (workers.rank + 1) * share)
+    fraction = ROWS // workers.size
+    rows = slice(workers.rank * fraction, (workers.rank + 1) * fraction)
     results = {}
     for case in CASES:
         for cached in (False, True):

@@ -1,4 +1,4 @@
-"""One worker of a real gloo group: every loss on its share of one global batch, through a two-tower encoder.
+"""One worker of a real gloo group: every loss on its fraction of one global batch, through a two-tower encoder.
 
 The result is each loss's value, statistics and averaged parameter gradients, and rows that were gathered."""
 
@@ -18,10 +18,10 @@ from raytriever.losses.false_negative_mask import GuideEmbeddings
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.named_losses import LOSS_NAMES
 
-QUERIES, PASSAGES, WIDTH, ROWS = 8, 28, 6, 5
+QUERIES, PASSAGES, DIM, ROWS = 8, 28, 6, 5
 # Two losses of a user.
 OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{name}" for name in ("joint", "auc"))
-# Of each kind of loss one: widths, a guide and gathering are the same for all of a kind.
+# Of each kind of loss one: dimensions, a guide and gathering are the same for all of a kind.
 KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "cosent", "bce", "kl")
 SUMS = ("mw+bce", f"kl+lsepair-maxn+{OWN_LOSSES[1]}", "triplet+infonce-symmetric+mw")
 NESTED, GUIDED, GRADED = " nested", " guided", " graded"  # behind the name of a loss
@@ -37,8 +37,8 @@ def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
     """Repeats across workers, positives in other workers' parts, known positives, a query twice; a teacher that has
     scored some of each query's positives and three more passages, and nothing of one query."""
     generator = torch.Generator().manual_seed(5)
-    queries = torch.randn(QUERIES, WIDTH, generator=generator, dtype=torch.float64)
-    passages = torch.randn(PASSAGES, WIDTH, generator=generator, dtype=torch.float64)
+    queries = torch.randn(QUERIES, DIM, generator=generator, dtype=torch.float64)
+    passages = torch.randn(PASSAGES, DIM, generator=generator, dtype=torch.float64)
     documents = torch.arange(PASSAGES)
     documents[27], documents[13], documents[20] = 0, 1, 26
     positives = torch.full((QUERIES, 3), -1)
@@ -85,7 +85,7 @@ def main() -> dict[str, Any]:
     out: dict[str, Any] = {"gathered": gathered(workers)}
     for name in CASES:
         torch.manual_seed(0)
-        encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
+        encoders = [torch.nn.Linear(DIM, DIM, dtype=torch.float64) for _ in range(2)]
         plain = name.removesuffix(NESTED).removesuffix(GUIDED).removesuffix(GRADED)
         labels = TeacherScores(teacher.documents, (torch.sigmoid(teacher.scores) * 4).round() / 4)
         batch = replace(own, labels=labels) if name.endswith(GRADED) else own

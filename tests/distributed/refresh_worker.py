@@ -18,7 +18,7 @@ from raytriever.data.hard_negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.losses.distributed import current_workers
 from raytriever.models.checkpoint_model import WEIGHTS, read_slices, whole_tensors
-from raytriever.training.batch_loader import Batch, BatchSource
+from raytriever.training.batch_loader import Batch, Batches
 from raytriever.training.loop import train
 from raytriever.training.negative_refresh import RefreshPlan
 
@@ -26,7 +26,7 @@ STEPS, EVERY, LATE = 14, 3, 8
 
 
 @dataclass(frozen=True)
-class Watched(BatchSource):
+class Watched(Batches):
     """Batches that are remembered by the table they were drawn from."""
 
     drawn: dict[int, int] = field(default_factory=dict)

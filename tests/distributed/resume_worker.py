@@ -21,7 +21,7 @@ from raytriever.core.store.remote_folders import pull
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
-from raytriever.training.batch_loader import Batch, BatchSource
+from raytriever.training.batch_loader import Batch, Batches
 from raytriever.training.loop import train
 
 STEPS = 8
@@ -32,7 +32,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
-class Stopping(BatchSource):
+class Stopping(Batches):
     """Batches up to one that cannot be made."""
 
     stop: int = -1
@@ -90,12 +90,12 @@ def main(
         data_digest="letters",
     )
     try:
-        progression = train(work)
+        trainer_state = train(work)
     except Stopped:
         assert stop >= 0
     else:
         assert stop < 0
-        logged["best step"] = torch.tensor(progression.best_step)
+        logged["best step"] = torch.tensor(trainer_state.best_step)
         logged |= {f"parameter/{name}": value.detach().clone() for name, value in retriever.named_parameters()}
         with torch.no_grad():
             batch = work.dev.batch(0, retriever, ALONE)

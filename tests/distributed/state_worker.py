@@ -21,9 +21,9 @@ def main(encoder: Path, name: str, count: int, saved: list[Slice]) -> list[Slice
         group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
     strategy = strategy_worker.strategy_of(name, objective, optimizer, 1.0)
     if saved:
-        strategy.load_state(sorted(saved, key=lambda one: one.name))
+        strategy.load_state(sorted(saved, key=lambda item: item.name))
     workers = current_workers()
-    batch = strategy_worker.share(objective.retriever, workers.rank, workers.size, strategy_worker.CHUNK)
+    batch = strategy_worker.fraction(objective.retriever, workers.rank, workers.size, strategy_worker.CHUNK)
     for step in range(count):
         take_step(strategy, batch, 1e-2, step)
-    return [Slice(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
+    return [Slice(item.name, item.values.clone(), item.start, item.shape) for item in strategy.state()]

@@ -55,7 +55,7 @@ class Case:
         return f"{self.loss} {self.towers} {self.precision} {self.dropout}{guide} {kind}"
 
 
-def share(retriever: Retriever, rank: int, size: int, chunk: int | None) -> Batch:
+def fraction(retriever: Retriever, rank: int, size: int, chunk: int | None) -> Batch:
     """This worker's part of one global batch; the first worker's texts are longer, so that it has more chunks."""
     generator = torch.Generator().manual_seed(3)
 
@@ -112,7 +112,7 @@ def strategy_of(choice: str, objective: Objective, optimizer: torch.optim.Optimi
 def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
     workers = current_workers()
     objective = objective_of(encoder, case)
-    batch = share(objective.retriever, workers.rank, workers.size, CHUNK if case.cached else None)
+    batch = fraction(objective.retriever, workers.rank, workers.size, CHUNK if case.cached else None)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1.0, fused=strategy_name == "ddp")
     before = {name: value.detach().clone() for name, value in objective.named_parameters()}
@@ -128,7 +128,7 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
         results["wire"] = on_the_wire(step)
     else:
         step()
-    results["slices"] = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
+    results["slices"] = [(item.name, item.values.clone(), item.start, item.shape) for item in strategy.state()]
     results["before"] = before
     results["chunks"] = len(batch.queries.buckets) + len(batch.passages.buckets)
     return results
@@ -138,12 +138,12 @@ def refusal(strategy_name: str, encoder: str) -> str:
     """What a step says whose gradient is not finite; the parameters must be as before."""
     workers = current_workers()
     objective = objective_of(encoder, Case("infonce", True))
-    batch = share(objective.retriever, workers.rank, workers.size, CHUNK)
+    batch = fraction(objective.retriever, workers.rank, workers.size, CHUNK)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     strategy = strategy_of(
         strategy_name, objective, torch.optim.SGD(trained, lr=1.0, fused=strategy_name == "ddp"), 1.0
     )
-    before = [(one.name, one.values.clone()) for one in strategy.state()]
+    before = [(item.name, item.values.clone()) for item in strategy.state()]
 
     def spoil(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
         if output.requires_grad:
@@ -157,7 +157,7 @@ def refusal(strategy_name: str, encoder: str) -> str:
         if strategy_name == "ddp":  # the device has skipped this update, and will skip every later one
             hook.remove()
             take_step(strategy, batch, RATE, 8)
-        after = [(one.name, one.values) for one in strategy.state()]
+        after = [(item.name, item.values) for item in strategy.state()]
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before, after, strict=True)), "parameters changed"
         return str(error)
     finally:

@@ -68,7 +68,7 @@ def hold(result: Results, size: int, case: str) -> None:
         torch.testing.assert_close(cached[temperature], whole[temperature], rtol=within, atol=1e-9)
     for kind in ("whole", "cached"):
         one = [result[size, rank][f"{case} {kind}"] for rank in range(size)]
-        assert len({(each["value"], each["norm"]) for each in one}) == 1
+        assert len({(item["value"], item["norm"]) for item in one}) == 1
     norm = sum(float(value.square().sum()) for value in cached.values()) ** 0.5
     assert result[size, 0][f"{case} cached"]["norm"] == pytest.approx(norm, rel=1e-5)
 
@@ -104,7 +104,7 @@ def test_every_strategy_and_size_takes_the_same_step(
         assert results(strategy)[size, 0][case]["value"] == pytest.approx(results("ddp")[1, 0][case]["value"], rel=1e-6)
 
 
-@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if "fsdp2" not in str(one)])
+@pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if "fsdp2" not in str(strategy)])
 def test_gradients_are_synchronized_once(strategy: str, results: Callable[[str], Results]) -> None:
     """A batch in five parts and more goes over the wire as often as one that is not cut."""
     of = results(strategy)[2, 0]

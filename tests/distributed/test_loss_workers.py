@@ -48,5 +48,5 @@ def test_rows_are_gathered_and_their_gradients_summed_at_the_owner(size: int, re
     of = [results(size)[rank]["gathered"] for rank in range(size)]
     for rank, (_, _, received, gradient) in enumerate(of):
         assert torch.equal(received, torch.cat([rows for rows, *_ in of]))
-        shares = [weights[rank * ROWS :][:ROWS] for _, weights, *_ in of]
-        torch.testing.assert_close(gradient, torch.stack(shares).sum(0), rtol=1e-6, atol=1e-7)
+        fractions = [weights[rank * ROWS :][:ROWS] for _, weights, *_ in of]
+        torch.testing.assert_close(gradient, torch.stack(fractions).sum(0), rtol=1e-6, atol=1e-7)

@@ -31,14 +31,14 @@ def test_all_workers_do_the_step_again(run: Callable[..., list[list[dict[str, An
     first, second = run(strategy, "none", "encoding", "differentiating")
     whole = first[0]
     assert whole["lines"] == []
-    for one, other in zip(first[1:], second[1:], strict=True):
-        assert one["error"] == other["error"] == ""
-        assert one["losses"] == pytest.approx(whole["losses"], rel=1e-5)
-        assert len(one["losses"]) == 4
-        [line] = one["lines"]  # the chunk is halved once
+    for value, other in zip(first[1:], second[1:], strict=True):
+        assert value["error"] == other["error"] == ""
+        assert value["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+        assert len(value["losses"]) == 4
+        [line] = value["lines"]  # the chunk is halved once
         assert line.startswith("Step 2 ran out of memory (")
         assert line.endswith("); encoding at most 80 tokens at a time from now on.")
-        for here, there, expected in zip(one["parameters"], other["parameters"], whole["parameters"], strict=True):
+        for here, there, expected in zip(value["parameters"], other["parameters"], whole["parameters"], strict=True):
             assert torch.equal(here, there)
             torch.testing.assert_close(here, expected, rtol=1e-4, atol=1e-6)
 

@@ -28,8 +28,8 @@ TOLERANCE = 0.1
 def test_a_worker_holds_what_was_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_of_states, "ZERO_BUCKET", BUCKET)
     encoder = SimulatedEncoder(encoder_of(CONFIG, ModelConfig(), "meta"), "cuda", "fp32")
-    share = WorkerTexts(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
-    parts = memory_plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), share).parts(CHUNK)
+    fraction = WorkerTexts(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
+    parts = memory_plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), fraction).parts(CHUNK)
     for worker in run_group(Path(__file__).with_name("memory_worker.py"), WORKERS, strategy):
         assert worker["within"] == pytest.approx(parts.total, rel=TOLERANCE), parts
         if strategy in ("zero1", "zero2"):

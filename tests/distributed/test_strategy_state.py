@@ -23,8 +23,8 @@ def train(chain: list[tuple[str, int]], steps: int, encoder: Path) -> dict[str, 
     state: list[Slice] = []
     for strategy, size in chain:
         parts = run_group(Path(__file__).with_name("state_worker.py"), size, encoder, strategy, steps, state)
-        state = [one for part in parts for one in part]
-    return dict(whole_tensors(sorted(state, key=lambda one: one.name)))
+        state = [item for part in parts for item in part]
+    return dict(whole_tensors(sorted(state, key=lambda item: item.name)))
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def losses_of(hosts: Hosts, name: str, run: str, environment: dict[str, str]) ->
     words = [sys.executable, "-c", READ, f"s3://bucket/runs/{run}/steps.jsonl"]
     lines = hosts.run(name, words, environment).splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{")]
-    losses = [(row["step"], row["measured"]["loss"]) for row in rows if "loss" in row["measured"]]
+    losses = [(row["step"], row["metrics"]["loss"]) for row in rows if "loss" in row["metrics"]]
     assert len(losses) == len(dict(losses)), losses
     return dict(losses)
 

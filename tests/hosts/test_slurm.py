@@ -123,4 +123,4 @@ def test_a_job_at_the_end_of_its_time_is_queued_again_and_continues(slurm: Slurm
     slurm.wait(job, "JobState=COMPLETED", "JobState=FAILED")
     assert (folder / "run" / "metrics.json").exists(), output.read_text()
     rows = [json.loads(line) for line in steps.read_text().splitlines()]
-    assert [row["step"] for row in rows if "loss" in row["measured"]] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in rows if "loss" in row["metrics"]] == list(range(1, STEPS + 1))

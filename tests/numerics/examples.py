@@ -25,7 +25,7 @@ class Example:
 
 
 def example(
-    seed: int, batch: int = 5, hard: int = 2, positives: int = 3, width: int = 6, levels: int = 0, repeats: bool = True
+    seed: int, batch: int = 5, hard: int = 2, positives: int = 3, dim: int = 6, levels: int = 0, repeats: bool = True
 ) -> Example:
     """A batch with mixed numbers of positives, repeated documents, known positives and, if asked, tied scores; a
     teacher's scores of each query's positives and its own hard negatives, some of which are missing."""
@@ -49,8 +49,8 @@ def example(
     known = torch.full((batch, 2), -1)
     known[0, 0], known[1, 1] = rows[-3], 10**6
     make = torch.randn if not levels else lambda *s, **k: (torch.rand(*s, **k) * levels).floor() / 2
-    queries = make(batch, width, generator=generator).double()
-    documents = make(len(passages), width, generator=generator).double()
+    queries = make(batch, dim, generator=generator).double()
+    documents = make(len(passages), dim, generator=generator).double()
     teacher = taught(torch.tensor(groups), passages[-batch * hard :].reshape(batch, hard), seed)
     ids = BatchIds(torch.arange(batch) + 100, torch.tensor(groups), passages, known, seed=seed, step=3, teacher=teacher)
     return Example(queries.requires_grad_(), documents.requires_grad_(), ids)
@@ -95,14 +95,14 @@ def literal(config: LossConfig, batch: Example) -> list[Tensor]:
 
 def assert_near(ours: list[Tensor], oracle: list[Tensor]) -> None:
     """Compare a loss and gradients in double precision."""
-    for one, other in zip(ours, oracle, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    for value, other in zip(ours, oracle, strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-11)
 
 
 def gathered_candidates(
     queries: Tensor, passages: Tensor, ids: BatchIds, workers: WorkerGroup = ALONE, temperature: float = 1.0
 ) -> Candidates:
-    """Return the global batch from one worker's share, as the loss gathers it."""
+    """Return the global batch from one worker's partial loss, as the loss gathers it."""
     relevance = ids.relevance(workers, queries.device)
     embeddings = relevance.keep(workers.all_gather(passages))
     return Candidates(queries, embeddings, relevance, torch.tensor(temperature).log().to(queries))
@@ -126,7 +126,7 @@ def double_sum(scores: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor
 
 
 def auc(queries: Tensor, passages: Tensor, ids: BatchIds) -> float:
-    """The share of pairs in the right order, ties counted half."""
+    """The fraction of pairs in the right order, ties counted half."""
     every = list(query_scores(queries.detach(), passages.detach(), ids, LossConfig()))
     positives, negatives = torch.cat([row.positives for row in every]), torch.cat([row.negatives for row in every])
     apart = positives[:, None] - negatives[None, :]

@@ -1,4 +1,4 @@
-"""Standard errors and bounds of the AUC against their definitions; `benchmarks/interval_coverage.py` draws data."""
+"""Standard errors and bounds of the AUC against their definitions; `benchmarks/interval_coverage.py` samples data."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_bounds_by_their_formula(seed: int) -> None:
     up, down = rng.normal(1, 1, len(ours)), rng.normal(0, 1, len(theirs))
     kernel = (up[:, None] > down) + (up[:, None] == down) / 2
     area, v, w = kernel.mean(), kernel.mean(1), kernel.mean(0)
-    shares = [sum(v[ours == q] - area) / len(up) + sum(w[theirs == q] - area) / len(down) for q in range(queries)]
-    squares = sum(d**2 for d in shares)
-    inverse = sum(d**4 for d in shares) / squares**2 - 2 / queries
+    fractions = [sum(v[ours == q] - area) / len(up) + sum(w[theirs == q] - area) / len(down) for q in range(queries)]
+    squares = sum(d**2 for d in fractions)
+    inverse = sum(d**4 for d in fractions) / squares**2 - 2 / queries
     freedom = queries - 1 if inverse <= 0 else min(max(1 / inverse, 1), queries - 1)
     result = auc_interval(up, down, ours, theirs)
     reach = student.ppf(0.975, freedom) * result.standard_error / (area * (1 - area))

@@ -19,7 +19,7 @@ from raytriever.losses.named_losses import LOSS_NAMES
 QUERIES, PASSAGES = 12, 40
 
 
-def shares(size: int) -> list[tuple[torch.Tensor, torch.Tensor, BatchIds]]:
+def partials(size: int) -> list[tuple[torch.Tensor, torch.Tensor, BatchIds]]:
     """Coarse scores, so that many are equal; a document that stands twice; two positives, one, and known ones."""
     generator = torch.Generator().manual_seed(4)
     queries = torch.randint(-2, 3, (QUERIES, 3), generator=generator).double()
@@ -35,7 +35,7 @@ def shares(size: int) -> list[tuple[torch.Tensor, torch.Tensor, BatchIds]]:
 
 
 def literal_auc(step: int = 1) -> float:
-    queries, passages, ids = shares(1)[0]
+    queries, passages, ids = partials(1)[0]
     scores = queries @ passages[:-1].T
     good, bad = [], []
     for row in range(0, QUERIES, step):
@@ -47,7 +47,7 @@ def literal_auc(step: int = 1) -> float:
 
 def statistic_of_workers(size: int, statistic: Callable[[Candidates, WorkerGroup], torch.Tensor]) -> list[float]:
     """Return the statistic of each of `size` workers."""
-    of = shares(size)
+    of = partials(size)
     return on_workers(size, lambda workers: float(statistic(gathered_candidates(*of[workers.rank], workers), workers)))
 
 
@@ -62,8 +62,8 @@ def test_the_auc_is_that_of_the_queries_looked_at(size: int, most: int, step: in
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_drift_is_between_queries_and_positives(size: int) -> None:
-    queries, passages, ids = shares(1)[0]
-    pairs = [(row, int(d)) for row, own in enumerate(ids.positives) for d in set(own.tolist()) if d >= 0]
+    queries, passages, ids = partials(1)[0]
+    pairs = [(row, int(d)) for row, positive in enumerate(ids.positives) for d in set(positive.tolist()) if d >= 0]
     own, positives = queries[[row for row, _ in pairs]], passages[[document for _, document in pairs]]
     between_centres = float((queries.mean(0) - positives.mean(0)).square().sum())
     expected = {
@@ -78,7 +78,7 @@ def test_the_drift_is_between_queries_and_positives(size: int) -> None:
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_every_loss_logs_both(loss: str) -> None:
-    queries, passages, ids = shares(1)[0]
+    queries, passages, ids = partials(1)[0]
     statistics = build_loss(LossConfig(loss, temperature=0.5))(queries, passages, ids).statistics
     assert float(statistics["batch_auc"]) == pytest.approx(literal_auc(), abs=1e-6)
     assert float(statistics["query_positive_mmd"]) > 0.01

@@ -15,13 +15,13 @@ from raytriever.losses.false_negative_mask import GuideEmbeddings
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.training.memory.memory_of_states import WorkerTexts, batch_bytes
 
-QUERIES, PASSAGES, WIDTH, PANEL = 1_024, 2_048, 8, 1 << 18
+QUERIES, PASSAGES, DIM, PANEL = 1_024, 2_048, 8, 1 << 18
 ALL_SCORES = QUERIES * PASSAGES * 4
 
 
 def unit(rows: int, seed: int, cuda: torch.device) -> Tensor:
-    drawn = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
-    return functional.normalize(drawn, dim=1).to(cuda)
+    sampled = torch.randn(rows, DIM, generator=torch.Generator().manual_seed(seed))
+    return functional.normalize(sampled, dim=1).to(cuda)
 
 
 def peak_of_a_step(config: LossConfig, cuda: torch.device, guide: GuideEmbeddings | None = None) -> int:
@@ -44,7 +44,7 @@ def test_a_loss_holds_one_panel_of_scores(name: str, cuda: torch.device, monkeyp
     monkeypatch.setattr(panels, "GPU_PANEL_BYTES", PANEL)
     peak = peak_of_a_step(LossConfig(name, 0.1), cuda)
     assert peak < ALL_SCORES / 3
-    assert peak <= batch_bytes(WorkerTexts(QUERIES, PASSAGES, 1, 32, WIDTH), "cuda") * 1.02
+    assert peak <= batch_bytes(WorkerTexts(QUERIES, PASSAGES, 1, 32, DIM), "cuda") * 1.02
 
 
 def test_a_guide_holds_one_panel_of_similarities(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,11 @@ from raytriever.losses.named_losses import LOSS_NAMES
 MARGIN = 0.2
 
 
-def guide_of(batch: Example, width: int = 4) -> GuideEmbeddings:
-    """Embeddings of another width; positives lie near their queries, so that not nearly everything is masked."""
+def guide_of(batch: Example, dim: int = 4) -> GuideEmbeddings:
+    """Embeddings of another dimension; positives lie near their queries, so that not nearly everything is masked."""
     generator = torch.Generator().manual_seed(len(batch.passages))
-    queries = torch.randn(len(batch.queries), width, generator=generator, dtype=torch.float64)
-    passages = torch.randn(len(batch.passages), width, generator=generator, dtype=torch.float64)
+    queries = torch.randn(len(batch.queries), dim, generator=generator, dtype=torch.float64)
+    passages = torch.randn(len(batch.passages), dim, generator=generator, dtype=torch.float64)
     for query, documents in zip(queries, batch.ids.positives.tolist(), strict=True):
         for document in documents:
             passages[batch.ids.passages == document] += 0.4 * query
@@ -38,23 +38,23 @@ def guide_of(batch: Example, width: int = 4) -> GuideEmbeddings:
 
 def above(scores: dict[int, float], own: list[int], others: list[int], margin: float) -> list[int]:
     """The others that score above the lowest of the own ones, less the margin."""
-    bound = min(scores[one] for one in own)
-    return [one for one in others if scores[one] > bound - margin * abs(bound)]
+    bound = min(scores[item] for item in own)
+    return [item for item in others if scores[item] > bound - margin * abs(bound)]
 
 
 def masked_ids(batch: Example, guide: GuideEmbeddings, margin: float) -> tuple[BatchIds, BatchIds, list[float]]:
     """The ids in which masked documents are known positives without a teacher's score or label; the same with the roles
-    exchanged; and each query's share of negatives that are masked."""
+    exchanged; and each query's fraction of negatives that are masked."""
     ids = batch.ids
     row_of = {document: row for row, document in reversed(list(enumerate(ids.passages.tolist())))}
     known, backward = ids.known.tolist(), ids.known.tolist()
-    teacher, labels, shares = ids.teacher.scores.clone(), ids.labels.scores.clone(), []
+    teacher, labels, partials = ids.teacher.scores.clone(), ids.labels.scores.clone(), []
     for i, query in enumerate(guide.queries):
         scores = {document: float(guide.passages[row] @ query) for document, row in row_of.items()}
         own = [document for document in ids.positives[i].tolist() if document >= 0]
         others = [document for document in row_of if document not in own and document not in known[i]]
         masked = above(scores, own, others, margin)
-        shares.append(len(masked) / max(1, len(others)))
+        partials.append(len(masked) / max(1, len(others)))
         known[i] += masked
         for table in (teacher, labels):
             table[i][torch.isin(ids.teacher.documents[i], torch.tensor(masked))] = torch.nan
@@ -68,10 +68,10 @@ def masked_ids(batch: Example, guide: GuideEmbeddings, margin: float) -> tuple[B
     def with_known(rows: list[list[int]]) -> BatchIds:
         most = max(map(len, rows))
         table = torch.tensor([row + [-1] * (most - len(row)) for row in rows])
-        scores, graded = (dataclasses.replace(ids.teacher, scores=each) for each in (teacher, labels))
+        scores, graded = (dataclasses.replace(ids.teacher, scores=value) for value in (teacher, labels))
         return dataclasses.replace(ids, known=table, teacher=scores, labels=graded)
 
-    return with_known(known), with_known(backward), shares
+    return with_known(known), with_known(backward), partials
 
 
 def expected(config: LossConfig, batch: Example, margin: float = MARGIN) -> list[torch.Tensor]:
@@ -103,8 +103,8 @@ def test_equals_the_literal_loss_without_the_masked_pairs(
     monkeypatch.setattr(panels, "PANEL_BYTES", panel_bytes)
     for seed in range(3):
         batch = graded(example(seed, batch=6))
-        shares = masked_ids(batch, guide_of(batch), MARGIN)[2]
-        assert 0 < sum(shares) < len(shares)
+        partials = masked_ids(batch, guide_of(batch), MARGIN)[2]
+        assert 0 < sum(partials) < len(partials)
         assert_near(computed(settings(name), batch, guide=guide_of(batch)), expected(settings(name), batch))
 
 
@@ -125,7 +125,7 @@ def test_infonce_masks_as_the_loss_of_sentence_transformers(margin: float) -> No
         show_progress_bar=False,
     )
     theirs.sim_matrix = partial(CachedGISTEmbedLoss.sim_matrix, theirs)
-    expected = CachedGISTEmbedLoss.calculate_loss(theirs, [[one] for one in ours], [[one] for one in guide])
+    expected = CachedGISTEmbedLoss.calculate_loss(theirs, [[item] for item in ours], [[item] for item in guide])
     ids = BatchIds(torch.arange(size), torch.arange(size)[:, None], torch.arange(2 * size))
     embeddings = GuideEmbeddings(guide[0], guide[1:].flatten(0, 1))
     output = build_loss(settings("infonce", margin))(ours[0], ours[1:].flatten(0, 1), ids, guide=embeddings)
@@ -135,14 +135,14 @@ def test_infonce_masks_as_the_loss_of_sentence_transformers(margin: float) -> No
 
 def test_the_share_of_masked_negatives_is_logged_and_the_auc_is_of_the_others() -> None:
     batch = graded(example(1, batch=6))
-    ids, _, shares = masked_ids(batch, guide_of(batch), MARGIN)
+    ids, _, partials = masked_ids(batch, guide_of(batch), MARGIN)
     statistics = build_loss(settings("infonce"))(
         batch.queries, batch.passages, batch.ids, guide=guide_of(batch)
     ).statistics
     plain = dataclasses.replace(settings("infonce"), guide=None, guide_margin=None)
     without = build_loss(plain)(batch.queries, batch.passages, ids).statistics
     assert float(statistics["batch_auc"]) == float(without["batch_auc"])
-    assert float(statistics[MOST_MASKED]) == pytest.approx(max(shares))
+    assert float(statistics[MOST_MASKED]) == pytest.approx(max(partials))
     before = negatives_of(batch, batch.ids)
     after = negatives_of(batch, ids)
     assert float(statistics[MASKED]) == pytest.approx(1 - after / before)
@@ -157,7 +157,7 @@ def test_a_pair_at_the_bound_is_no_false_negative() -> None:
         margin: build_loss(settings("infonce", margin))(queries, embeddings, ids, guide=guide).statistics[MASKED]
         for margin in (None, 0.1, 0.3)
     }
-    assert {margin: round(3 * float(share)) for margin, share in masked.items()} == {None: 1, 0.1: 2, 0.3: 3}
+    assert {margin: round(3 * float(partial)) for margin, partial in masked.items()} == {None: 1, 0.1: 2, 0.3: 3}
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
@@ -177,7 +177,7 @@ def test_a_guide_that_is_not_finite_is_refused_by_every_worker() -> None:
 
     def refusal(workers: object) -> str:
         own, texts = slice(2 * workers.rank, 2 * workers.rank + 2), slice(6 * workers.rank, 6 * workers.rank + 6)
-        share = BatchIds(ids.queries[own], ids.positives[own], ids.passages[texts])
+        partial = BatchIds(ids.queries[own], ids.positives[own], ids.passages[texts])
         guide = guide_of(batch)
         queries = guide.queries[own].clone()
         queries[0, 0] = torch.nan if workers.rank else queries[0, 0]
@@ -185,7 +185,7 @@ def test_a_guide_that_is_not_finite_is_refused_by_every_worker() -> None:
             build_loss(settings("mw"))(
                 batch.queries[own],
                 batch.passages[texts],
-                share,
+                partial,
                 workers,
                 GuideEmbeddings(queries, guide.passages[texts]),
             )

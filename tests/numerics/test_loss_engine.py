@@ -15,7 +15,7 @@ from raytriever.losses import score_matrix as panels
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.named_losses import LOSS_NAMES
 
-QUERIES, HARD, WIDTH = 256, 5, 16
+QUERIES, HARD, DIM = 256, 5, 16
 
 
 class Largest(TorchDispatchMode):
@@ -34,8 +34,8 @@ class Largest(TorchDispatchMode):
 
 def run(name: str) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(QUERIES, WIDTH, generator=generator).requires_grad_()
-    passages = torch.randn(QUERIES * (1 + HARD), WIDTH, generator=generator).requires_grad_()
+    queries = torch.randn(QUERIES, DIM, generator=generator).requires_grad_()
+    passages = torch.randn(QUERIES * (1 + HARD), DIM, generator=generator).requires_grad_()
     positives = torch.stack([torch.arange(QUERIES), torch.arange(QUERIES) + QUERIES], 1)
     ids = BatchIds(torch.arange(QUERIES), positives, torch.arange(len(passages)))
     # Few cells, so that MW's grid is small compared with the matrix: it does not grow with the batch.
@@ -62,8 +62,8 @@ def test_streaming_never_holds_the_score_matrix(name: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", [*LOSS_NAMES, "mw+lsepair-maxn+infonce"])
 def test_the_same_bits_twice(name: str) -> None:
-    for one, other in zip(run(name), run(name), strict=True):
-        assert torch.equal(one, other)
+    for value, other in zip(run(name), run(name), strict=True):
+        assert torch.equal(value, other)
 
 
 @pytest.mark.fast_every(4)

@@ -29,7 +29,7 @@ def moved(ids: BatchIds, device: str) -> BatchIds:
 
 
 def batch(seed: int) -> Example:
-    return example(seed, batch=8, hard=3, positives=3, width=40)
+    return example(seed, batch=8, hard=3, positives=3, dim=40)
 
 
 def gradients(name: str, precision: str, sample: Example, device: str, tau: float = TAU) -> list[torch.Tensor]:

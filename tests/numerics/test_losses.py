@@ -111,8 +111,8 @@ def test_the_bias_and_the_scale_of_bce_have_their_gradients(threshold: float, we
     # The trained parameters are float32.
     assert float(ours[0]) == pytest.approx(float(by_threshold) * -0.7, rel=1e-6)
     assert float(ours[1]) == pytest.approx(float(by_tau) * 0.7, rel=1e-6)
-    for one, other in zip(ours[2:], expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    for item, other in zip(ours[2:], expected, strict=True):
+        torch.testing.assert_close(item, other, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("is_graded", [False, True])
@@ -140,7 +140,7 @@ def test_panels_of_a_large_batch_are_one_batch(name: str, monkeypatch: pytest.Mo
 def test_labels_change_no_other_loss() -> None:
     batch = example(4)
     for name in LOSS_NAMES:
-        binary, labeled = (computed(LossConfig(name, 0.7), each) for each in (batch, graded(batch)))
+        binary, labeled = (computed(LossConfig(name, 0.7), item) for item in (batch, graded(batch)))
         assert all(map(torch.equal, binary, labeled)) == (name not in ("cosent", "bce")), name
 
 
@@ -254,18 +254,18 @@ def test_eq_3_is_the_sum() -> None:
     assert_near(computed(config, batch), literal(config, batch))
 
 
-def test_rand1_draws_evenly_by_seed_step_and_query_alone() -> None:
-    from raytriever.losses.row_losses import draw_positive
+def test_rand1_samples_evenly_by_seed_step_and_query_alone() -> None:
+    from raytriever.losses.row_losses import sample_positive
 
     columns = torch.tensor([[4, -1, 7, 9]]).repeat(3000, 1)
     relevance = BatchIds(torch.arange(3000), columns, torch.arange(10), seed=1, step=2).relevance()
-    drawn = draw_positive(relevance)[:, 0]
+    sampled = sample_positive(relevance)[:, 0]
     for column in (4, 7, 9):
-        assert 0.30 < float((drawn == column).float().mean()) < 0.37
+        assert 0.30 < float((sampled == column).float().mean()) < 0.37
     flipped = dataclasses.replace(relevance, queries=relevance.queries.flip(0))
-    assert torch.equal(draw_positive(flipped)[:, 0].flip(0), drawn)
+    assert torch.equal(sample_positive(flipped)[:, 0].flip(0), sampled)
     later = dataclasses.replace(relevance, step=3)
-    assert 0.5 < float((draw_positive(later)[:, 0] != drawn).float().mean()) < 0.8
+    assert 0.5 < float((sample_positive(later)[:, 0] != sampled).float().mean()) < 0.8
 
 
 def test_a_small_joint_loss_keeps_its_digits() -> None:

@@ -164,7 +164,7 @@ def test_sums_are_right_whether_or_not_cells_are_saved(count: int) -> None:
     actual = sums.result(walk.sums(), walk.sums())
     apart = negatives - positives[:, None]
     expected = torch.logaddexp(apart, torch.zeros_like(apart)).sum()
-    torch.testing.assert_close(actual.share, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(actual.partial, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(actual.by_positive, -torch.sigmoid(apart).sum(1), rtol=1e-6, atol=1e-15)
     torch.testing.assert_close(derivatives[0], torch.sigmoid(apart).sum(0), rtol=1e-6, atol=1e-15)
 

@@ -156,7 +156,7 @@ def test_error_against_the_double_sum(device: Device, kind: str) -> None:
     result = out.sums.result(out.walk.sums(), out.walk.sums())
     pairs = len(scores) * (scores.numel() - len(scores))
     weight = len(scores) * scores.numel() / pairs
-    assert float(result.share) * weight == pytest.approx(float(value), rel=1e-6)
+    assert float(result.partial) * weight == pytest.approx(float(value), rel=1e-6)
     largest = float(gradient.abs().max())
     ours = out.derivatives.cpu().double() * weight
     ours.diagonal().copy_(result.by_positive.cpu() * weight)
@@ -215,7 +215,7 @@ def test_shared_memory_where_it_suffices_and_the_same_result_without(device: Dev
     value, gradient = double_sum(scores)
     result = out.sums.result(out.walk.sums(), out.walk.sums())
     weight = scores.numel() / (scores.numel() - len(scores))
-    assert float(result.share) * weight == pytest.approx(float(value), rel=1e-6)
+    assert float(result.partial) * weight == pytest.approx(float(value), rel=1e-6)
     gradient.diagonal().zero_()
     assert float((out.derivatives.cpu() * weight - gradient).abs().max()) < 1e-6 * float(gradient.max())
 
@@ -294,7 +294,7 @@ def test_the_positives_agree_with_the_banded_sums(
         walk, derivatives = sums.walk(), torch.empty_like(negatives)
         walk.add(negatives, derivatives, none, none)
         result = sums.result(walk.sums(), walk.sums())
-        results.append([x.double().cpu() for x in (derivatives, result.share, result.by_positive, result.auc)])
+        results.append([x.double().cpu() for x in (derivatives, result.partial, result.by_positive, result.auc)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-37)
 
@@ -312,7 +312,7 @@ def test_agrees_with_the_pass_in_pytorch(device: Device) -> None:
     torch.testing.assert_close(out.walk.sums()[:, 0], plain.sums()[:, 0], rtol=0, atol=0)
     torch.testing.assert_close(out.walk.sums()[:, 1], plain.sums()[:, 1], rtol=0, atol=60 * 400 * 2.0**-16)
     ours, theirs = (out.sums.result(walk.sums(), walk.sums()) for walk in (out.walk, plain))
-    torch.testing.assert_close(ours.share, theirs.share, rtol=2e-7, atol=0)
+    torch.testing.assert_close(ours.partial, theirs.partial, rtol=2e-7, atol=0)
     torch.testing.assert_close(ours.by_positive, theirs.by_positive, rtol=1e-6, atol=0)
     torch.testing.assert_close(ours.auc, theirs.auc, rtol=0, atol=1e-7)
 

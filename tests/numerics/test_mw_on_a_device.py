@@ -28,7 +28,7 @@ def step(sample: Example, config: LossConfig, counts: Counts, unit_length: bool 
         counts.reset()
         value = loss(*inputs, relevance).value
         value.backward()
-    return [values(x).double() for x in (value, *(one.grad for one in inputs))]
+    return [values(x).double() for x in (value, *(item.grad for item in inputs))]
 
 
 ONE_WAIT = ["to the host losses/loss.py"]
@@ -40,7 +40,7 @@ def waits(counts: Counts) -> list[str]:
 
 
 def test_embeddings_of_length_one_make_the_host_wait_for_nothing(simulated: Counts) -> None:
-    sample = unit(1, batch=24, hard=5, positives=2, width=32)
+    sample = unit(1, batch=24, hard=5, positives=2, dim=32)
     for name in LOSS_NAMES:
         step(sample, LossConfig(name, 0.01), simulated)
         assert not waits(simulated), name
@@ -50,8 +50,8 @@ def test_embeddings_of_length_one_make_the_host_wait_for_nothing(simulated: Coun
 
 @pytest.mark.fast_every(5)
 @pytest.mark.parametrize("name", LOSS_NAMES)
-def test_other_embeddings_make_the_host_wait_once_for_all_widths(name: str, simulated: Counts) -> None:
-    batch = example(2, batch=20, hard=3, positives=3, width=8)
+def test_other_embeddings_make_the_host_wait_once_for_all_dims(name: str, simulated: Counts) -> None:
+    batch = example(2, batch=20, hard=3, positives=3, dim=8)
     sample = Example(batch.queries.detach().float(), batch.passages.detach().float(), batch.ids)
     temperature = 0.01 if name == "triplet" else 0.1
     for config in (LossConfig(name, temperature), LossConfig(name, temperature, matryoshka_dims="4,2")):
@@ -66,7 +66,7 @@ def test_other_embeddings_make_the_host_wait_once_for_all_widths(name: str, simu
 def test_an_embedding_that_is_not_finite_shows_in_the_loss(
     name: str, side: int, wrong: float, simulated: Counts
 ) -> None:
-    sample = unit(2, batch=24, hard=5, positives=2, width=32)
+    sample = unit(2, batch=24, hard=5, positives=2, dim=32)
     (sample.queries, sample.passages)[side][7, 3] = wrong
     assert not bool(torch.isfinite(step(sample, LossConfig(name, 0.01), simulated)[0]))
 

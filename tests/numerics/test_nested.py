@@ -1,4 +1,4 @@
-"""Nested embeddings: the loss of every width, summed, against the literal losses of cut embeddings in float64."""
+"""Nested embeddings: the loss of every dimension, summed, against the literal losses of cut embeddings in float64."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from reference_losses import reference_loss
 from torch import Tensor
 
 from raytriever.core.errors import ConfigError
-from raytriever.losses.loss import check_widths
-from raytriever.losses.loss_settings import LossConfig, read_widths
+from raytriever.losses.loss import check_dims
+from raytriever.losses.loss_settings import LossConfig, read_dims
 from raytriever.losses.named_losses import LOSS_NAMES
 
-WIDTHS = (6, 4, 1)
+DIMS = (6, 4, 1)
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)
 
 
@@ -24,8 +24,8 @@ def config(name: str, dims: str = "4,1", **settings: object) -> LossConfig:
     return LossConfig(loss=name, matryoshka_dims=dims, **{"temperature": 0.7, "margin": 0.5, **settings})
 
 
-def cut(rows: Tensor, width: int, unit_length: bool) -> Tensor:
-    return rows[:, :width] / rows[:, :width].square().sum(1, keepdim=True).sqrt() if unit_length else rows[:, :width]
+def cut(rows: Tensor, dim: int, unit_length: bool) -> Tensor:
+    return rows[:, :dim] / rows[:, :dim].square().sum(1, keepdim=True).sqrt() if unit_length else rows[:, :dim]
 
 
 def batch_of(seed: int, unit_length: bool) -> Example:
@@ -42,8 +42,8 @@ def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
     whole = replace(settings, matryoshka_dims="")
     plain = replace(whole, distribution_weight=0.0)
     value = reference_loss(whole, batch.queries, batch.passages, batch.ids)
-    for width in WIDTHS[1:]:
-        parts = (cut(x, width, unit_length) for x in (batch.queries, batch.passages))
+    for dim in DIMS[1:]:
+        parts = (cut(x, dim, unit_length) for x in (batch.queries, batch.passages))
         value = value + reference_loss(plain, *parts, batch.ids)
     return value
 
@@ -57,7 +57,7 @@ def test_equals_the_sum_of_the_literal_losses(name: str, unit_length: bool) -> N
 
 
 @pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name != "triplet"])
-def test_a_learnt_temperature_has_a_gradient_of_every_width(name: str) -> None:
+def test_a_learnt_temperature_has_a_gradient_of_every_dim(name: str) -> None:
     batch = batch_of(2, True)
     inputs = batch.queries.float(), batch.passages.float(), batch.ids
     nested = build_loss(config(name, learn_temperature=True), True)
@@ -68,7 +68,7 @@ def test_a_learnt_temperature_has_a_gradient_of_every_width(name: str) -> None:
 
 
 @every_loss
-def test_the_whole_width_alone_is_the_loss_without_nesting_to_the_bit(name: str) -> None:
+def test_the_whole_dim_alone_is_the_loss_without_nesting_to_the_bit(name: str) -> None:
     batch = example(3)
     assert all(map(torch.equal, computed(config(name, ""), batch), computed(config(name, "6"), batch, True)))
     plain = build_loss(config(name, ""))(batch.queries, batch.passages, batch.ids)
@@ -76,18 +76,18 @@ def test_the_whole_width_alone_is_the_loss_without_nesting_to_the_bit(name: str)
 
 
 @every_loss
-def test_statistics_of_each_width_are_those_of_cut_embeddings(name: str) -> None:
+def test_statistics_of_each_dim_are_those_of_cut_embeddings(name: str) -> None:
     batch = batch_of(4, True)
     settings = config(name, distribution_weight=0.3)
     output = build_loss(settings, True)(batch.queries, batch.passages, batch.ids)
     total = 0.3 * float(output.statistics["distribution_distance"])
-    for width in WIDTHS:
-        parts = (cut(x.detach(), width, True) for x in (batch.queries, batch.passages))
+    for dim in DIMS:
+        parts = (cut(x.detach(), dim, True) for x in (batch.queries, batch.passages))
         plain = build_loss(config(name, ""))(*parts, batch.ids)
-        after = "" if width == 6 else f"_at_{width}"
+        after = "" if dim == 6 else f"_at_{dim}"
         for statistic in ("batch_auc", "query_positive_distance", "query_positive_mmd"):
             torch.testing.assert_close(output.statistics[statistic + after], plain.statistics[statistic])
-        torch.testing.assert_close(output.statistics[f"loss_at_{width}"], plain.value)
+        torch.testing.assert_close(output.statistics[f"loss_at_{dim}"], plain.value)
         total += float(plain.value.detach())
     assert output.value.item() == pytest.approx(total, rel=1e-6)
     assert all(not number.requires_grad and number.ndim == 0 for number in output.statistics.values())
@@ -106,14 +106,14 @@ def test_low_precision_is_cut_and_brought_to_length_in_float32(dtype: torch.dtyp
     ("given", "read"),
     [("", ""), ("64", "64"), (64, "64"), ("384,128,64", "384,128,64"), (" 64, 128 ", "128,64"), ([32, 8], "32,8")],
 )
-def test_widths_are_read_in_falling_order(given: object, read: str) -> None:
-    assert read_widths(given) == read
+def test_dims_are_read_in_falling_order(given: object, read: str) -> None:
+    assert read_dims(given) == read
 
 
-def test_a_width_beyond_the_embedding_is_refused() -> None:
-    check_widths(config("mw", "6,2").widths, 6)
+def test_a_dim_beyond_the_embedding_is_refused() -> None:
+    check_dims(config("mw", "6,2").dims, 6)
     with pytest.raises(ConfigError, match="asks for 7 components, but embeddings have 6; give at most 6"):
-        check_widths(config("mw", "7,2").widths, 6)
+        check_dims(config("mw", "7,2").dims, 6)
     batch = example(6)
     with pytest.raises(ConfigError, match="7 components"):
         build_loss(config("mw", "7"))(batch.queries, batch.passages, batch.ids)

@@ -66,9 +66,9 @@ def test_a_loss_of_the_tutorial_is_its_formula(tutorial: Path, name: str, formul
     assert_near(computed(LossConfig(f"{tutorial}:{name}", TAU), batch), gradients(formula(batch), batch))
 
 
-@pytest.mark.parametrize("widths", ["", "4,2"])
-def test_joint_written_by_a_user_is_joint(widths: str) -> None:
-    settings = {"temperature": TAU, "matryoshka_dims": widths, "distribution_weight": 0.3}
+@pytest.mark.parametrize("dims", ["", "4,2"])
+def test_joint_written_by_a_user_is_joint(dims: str) -> None:
+    settings = {"temperature": TAU, "matryoshka_dims": dims, "distribution_weight": 0.3}
     names = f"{SUPPORT}:joint", "joint"
     assert_near(*(computed(LossConfig(name, **settings), example(1), unit_length=True) for name in names))
 
@@ -82,8 +82,8 @@ def test_the_temperature_of_a_users_loss_is_trained() -> None:
     batch = example(3)
     loss = build_loss(LossConfig(loss=f"{SUPPORT}:joint", temperature=TAU, learn_temperature=True))
     builtin = build_loss(LossConfig(loss="joint", temperature=TAU, learn_temperature=True))
-    for each in (loss, builtin):
-        each(batch.queries, batch.passages, batch.ids).value.backward()
+    for value in (loss, builtin):
+        value(batch.queries, batch.passages, batch.ids).value.backward()
     torch.testing.assert_close(loss.log_temperature.grad, builtin.log_temperature.grad, rtol=1e-6, atol=0)
 
 
@@ -118,5 +118,5 @@ def _assert_formula(config: LossConfig, loss: object, exponent: object) -> None:
     batch = example(0)
     ours = Loss(config, loss)(batch.queries, batch.passages, batch.ids.relevance()).value
     scores = [(negatives.logsumexp(0), positives) for positives, negatives in zip(*_pairs(batch), strict=True)]
-    oracle = torch.stack([exponent(*each).exp().log1p() for each in scores]).mean()
+    oracle = torch.stack([exponent(*score).exp().log1p() for score in scores]).mean()
     assert_near(gradients(ours, batch), gradients(oracle, batch))

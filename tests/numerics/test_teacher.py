@@ -73,7 +73,7 @@ def test_what_has_no_score_says_nothing(name: str) -> None:
 def test_a_batch_that_nobody_was_asked_about_has_the_loss_of_infonce(name: str) -> None:
     batch = with_scores(example(3), None)
     ours, infonce = (computed(LossConfig(loss, temperature=0.3), batch) for loss in (name, "infonce"))
-    assert all(torch.equal(one, other) for one, other in zip(ours, infonce, strict=True))
+    assert all(torch.equal(value, other) for value, other in zip(ours, infonce, strict=True))
 
 
 def test_statistics_of_teacher_and_student() -> None:

@@ -49,16 +49,16 @@ class BatchIds:
     ) -> RowRelevance:
         """Return the relevance on a device; all workers call it, with equal numbers of queries and passages."""
         known = self.positives[:, :0] if self.known is None else self.known
-        widths = workers.all_reduce(torch.tensor([self.positives.shape[1], known.shape[1]]), "max").tolist()
+        dims = workers.all_reduce(torch.tensor([self.positives.shape[1], known.shape[1]]), "max").tolist()
         positives, known = (
-            workers.all_gather(functional.pad(table.cpu(), (0, width - table.shape[1]), value=PAD)).numpy()
-            for table, width in zip((self.positives, known), widths, strict=True)
+            workers.all_gather(functional.pad(table.cpu(), (0, dim - table.shape[1]), value=PAD)).numpy()
+            for table, dim in zip((self.positives, known), dims, strict=True)
         )
         rows, slots = np.nonzero(known != PAD)
         queries, passages = (workers.all_gather(ids.cpu()).numpy() for ids in (self.queries, self.passages))
         ids = GlobalIds(queries, positives, passages, rows, known[rows, slots], self.seed, self.step)
         teacher, labels = (
-            each and (each.documents.numpy(), each.scores.numpy()) for each in (self.teacher, self.labels)
+            item and (item.documents.numpy(), item.scores.numpy()) for item in (self.teacher, self.labels)
         )
         found = find_relevance(ids, workers.rank, workers.size, teacher, symmetric, labels)
         return copy_all(found.map, torch.device(device))

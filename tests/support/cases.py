@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from directories import (
+    DIM,
     E5,
     INSTRUCTION,
     SWITCHES,
-    WIDTH,
     as_release_1,
     as_release_2,
     cased,
@@ -63,19 +63,19 @@ CASES = [
     Case("bert-weightedmean", written("bert", "weightedmean")),
     Case("bert-lasttoken", written("bert", "lasttoken", Normalize)),
     Case("bert-mean-then-cls", written("bert", ("mean", "cls"))),
-    Case("bert-every-mode-dense", written("bert", EVERY_MODE, lambda: dense(6 * WIDTH, 24))),
+    Case("bert-every-mode-dense", written("bert", EVERY_MODE, lambda: dense(6 * DIM, 24))),
     Case("bert-length-128", written("bert", max_length=128)),
     Case("bert-positions-300", written("bert", positions=300)),
     Case("bert-positions-2048", written("bert", positions=2048, max_length=2048)),
     Case("bert-length-by-side", written("bert", max_length=512, lengths={"query_length": 32, "document_length": 200})),
     Case("bert-left-end-kept", written("bert", max_length=64, edit=truncates_left)),
     Case("bert-padding", written("bert", "cls")),
-    Case("bert-labse", written("bert", "cls", lambda: dense(WIDTH, WIDTH, nn.Tanh()), Normalize)),
-    Case("bert-dense-residual", written("bert", "mean", lambda: dense(WIDTH, WIDTH, nn.Tanh(), use_residual=True))),
-    Case("bert-dense-residual-wider", written("bert", "mean", lambda: dense(WIDTH, 48, nn.GELU(), use_residual=True))),
+    Case("bert-labse", written("bert", "cls", lambda: dense(DIM, DIM, nn.Tanh()), Normalize)),
+    Case("bert-dense-residual", written("bert", "mean", lambda: dense(DIM, DIM, nn.Tanh(), use_residual=True))),
+    Case("bert-dense-residual-wider", written("bert", "mean", lambda: dense(DIM, 48, nn.GELU(), use_residual=True))),
     Case(
         "bert-normalize-dense",
-        written("bert", "mean", Normalize, lambda: dense(WIDTH, 24, nn.Tanh()), similarity="dot"),
+        written("bert", "mean", Normalize, lambda: dense(DIM, 24, nn.Tanh()), similarity="dot"),
     ),
     Case("bert-truncate-dim", written("bert", "mean", Normalize, truncate_dim=12)),
     Case("bert-truncate-dim-dot", written("bert", "mean", truncate_dim=20, similarity="dot")),
@@ -85,7 +85,7 @@ CASES = [
     Case("minilm-release-2", written("bert", "mean", Normalize, max_length=512, edit=as_release_2())),
     Case(
         "release-2-switches",
-        written("bert", ("cls", "max"), lambda: dense(2 * WIDTH, 24, nn.Tanh()), edit=as_release_2()),
+        written("bert", ("cls", "max"), lambda: dense(2 * DIM, 24, nn.Tanh()), edit=as_release_2()),
     ),
     Case("release-2-tokenizer-args", written("bert", edit=as_release_2(128, tokenizer_args={"model_max_length": 64}))),
     Case("release-1-roberta", written("xlm-roberta", "mean", max_length=512, edit=as_release_1)),
@@ -106,11 +106,11 @@ CASES = [
         ),
     ),
     Case("modernbert-lasttoken-left", written("modernbert", "lasttoken", padding_side="left")),
-    Case("t5-sentence", written("t5", "mean", lambda: dense(WIDTH, 24, bias=False), Normalize, max_length=256)),
+    Case("t5-sentence", written("t5", "mean", lambda: dense(DIM, 24, bias=False), Normalize, max_length=256)),
     Case(
         "t5-instructor",
         written(
-            "t5", "mean", lambda: dense(WIDTH, WIDTH, bias=False), Normalize, prompts=E5, include=False, max_length=512
+            "t5", "mean", lambda: dense(DIM, DIM, bias=False), Normalize, prompts=E5, include=False, max_length=512
         ),
     ),
     Case("bert-prompt-not-pooled", written("bert", "cls", prompts=E5, include=False, max_length=512)),
@@ -139,8 +139,8 @@ CASES = [
         written(
             "gemma3_text",
             "mean",
-            lambda: dense(WIDTH, 64, seed=6, bias=False),
-            lambda: dense(64, WIDTH, seed=7, bias=False),
+            lambda: dense(DIM, 64, seed=6, bias=False),
+            lambda: dense(64, DIM, seed=7, bias=False),
             Normalize,
             prompts={"query": "task: search result | query: ", "document": "title: none | text: "},
             use_bidirectional_attention=True,

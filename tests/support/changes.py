@@ -39,7 +39,9 @@ def tensors(edit: Callable[[dict[str, Tensor]], dict[str, Tensor]], name: str = 
 
 
 def without(*parts: str, name: str = WEIGHTS) -> Change:
-    return tensors(lambda held: {name: one for name, one in held.items() if not any(p in name for p in parts)}, name)
+    return tensors(
+        lambda held: {name: value for name, value in held.items() if not any(p in name for p in parts)}, name
+    )
 
 
 def only_pickle(folder: Path, name: str = WEIGHTS) -> None:

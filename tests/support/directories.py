@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from tiny_models import KINDS, write_transformer
 from torch import nn
 
-WIDTH = 32
+DIM = 32
 E5 = {"query": "query: ", "document": "passage: "}
 INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 
@@ -31,7 +31,7 @@ INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages th
 def transformer(folder: Path, architecture: str, lengths: dict[str, int] | None = None, **settings: Any) -> Transformer:
     """Return a Transformer module of a tiny model; `lengths` are those of the module by side."""
     source = folder.with_name(f"{folder.name}-{settings.get('seed', 0)}-source")
-    write_transformer(source, architecture, width=WIDTH, **settings)
+    write_transformer(source, architecture, dim=DIM, **settings)
     return Transformer(str(source), **(lengths or {}))
 
 
@@ -61,7 +61,7 @@ def written(
     def write(folder: Path) -> None:
         modules = [
             transformer(folder, architecture, **settings),
-            Pooling(WIDTH, pooling, include_prompt=include),
+            Pooling(DIM, pooling, include_prompt=include),
             *(make() for make in after),
         ]
         save(modules, folder, prompts, default_prompt_name, similarity, truncate_dim)
@@ -99,7 +99,7 @@ def two_towers(query_pooling: str = "cls") -> Callable[[Path], None]:
 
     def write(folder: Path) -> None:
         query, document = (
-            [transformer(folder, "bert", seed=seed, max_length=length), Pooling(WIDTH, mode)]
+            [transformer(folder, "bert", seed=seed, max_length=length), Pooling(DIM, mode)]
             for seed, length, mode in ((1, 64, query_pooling), (2, 256, "cls"))
         )
         save([Router.for_query_document(query, document), Normalize()], folder, E5)
@@ -111,8 +111,8 @@ def two_towers_with_dense(folder: Path) -> None:
     query, document = (
         [
             transformer(folder, "distilbert", seed=seed, max_length=256),
-            Pooling(WIDTH, "mean"),
-            dense(WIDTH, 24, seed=seed),
+            Pooling(DIM, "mean"),
+            dense(DIM, 24, seed=seed),
         ]
         for seed in (3, 4)
     )
@@ -125,9 +125,9 @@ def routed(same_transformer: bool, same_head: bool = False) -> Callable[[Path], 
     def write(folder: Path) -> None:
         query = transformer(folder, "bert")
         document = query if same_transformer else transformer(folder, "bert", seed=1)
-        head = dense(WIDTH, WIDTH, seed=3)
-        other = head if same_head else dense(WIDTH, WIDTH, seed=4)
-        pooling = Pooling(WIDTH, "cls")
+        head = dense(DIM, DIM, seed=3)
+        other = head if same_head else dense(DIM, DIM, seed=4)
+        pooling = Pooling(DIM, "cls")
         router = Router.for_query_document([query, pooling, head], [document, pooling, other])
         save([router, Normalize()], folder)
 
@@ -135,15 +135,13 @@ def routed(same_transformer: bool, same_head: bool = False) -> Callable[[Path], 
 
 
 def router_after_pooling(folder: Path) -> None:
-    router = Router.for_query_document(
-        [dense(WIDTH, WIDTH, seed=3), Normalize()], [Dropout(0.3), dense(WIDTH, WIDTH, seed=4)]
-    )
-    save([transformer(folder, "bert"), Pooling(WIDTH, "mean"), router, dense(WIDTH, 12)], folder)
+    router = Router.for_query_document([dense(DIM, DIM, seed=3), Normalize()], [Dropout(0.3), dense(DIM, DIM, seed=4)])
+    save([transformer(folder, "bert"), Pooling(DIM, "mean"), router, dense(DIM, 12)], folder)
 
 
 def static_embedding(folder: Path) -> None:
     tokenizer = transformer(folder, "bert").tokenizer.backend_tokenizer
-    save([StaticEmbedding(tokenizer, embedding_dim=WIDTH)], folder)
+    save([StaticEmbedding(tokenizer, embedding_dim=DIM)], folder)
 
 
 def custom_module(folder: Path) -> None:
@@ -157,7 +155,7 @@ def plain(architecture: str, causal_lm: bool = False, **settings: Any) -> Callab
     """Return the writer of a directory of transformers only, which the library reads with a default pooling."""
 
     def write(folder: Path) -> None:
-        write_transformer(folder, architecture, width=WIDTH, **settings)
+        write_transformer(folder, architecture, dim=DIM, **settings)
         if causal_lm:  # weights under the names of the model with a head, whose own weights are tied
             edit_json(folder / "config.json", architectures=[f"{KINDS[architecture].model}ForCausalLM"])
 

@@ -25,7 +25,7 @@ def plan_of(embeddings: ndarray, shard_rows: int, dtype: str = "fp32") -> Embedd
     """Plan of a store of these embeddings, with an encoder and a data set that are not there."""
     return EmbeddingPlan(
         model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
-        similarity="dot", precision="fp32", dtype=dtype, rows=len(embeddings), width=embeddings.shape[1],
+        similarity="dot", precision="fp32", dtype=dtype, rows=len(embeddings), dim=embeddings.shape[1],
         shard_rows=shard_rows,
     )  # fmt: skip
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation, PartEvaluation
 from raytriever.evaluation.evaluate_split import Evaluation
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.results import About, ErrorRow, Results, TestedPair, ThresholdRow
 from raytriever.evaluation.run_evaluation import EvaluationDirectory
@@ -31,12 +31,19 @@ def about_of(queries: int, documents: int = 4000, split: str = "test") -> About:
 
 def threshold_row(**values: Any) -> ThresholdRow:
     """Return a threshold that is out of reach, and has no shares, unless these are given."""
-    row = {"dataset": "d", "model": "m", "aim": "precision", "wanted": 0.9, "confidence": "score", "chosen_on": "dev"}
+    row = {
+        "dataset": "d",
+        "model": "m",
+        "target": "precision",
+        "wanted": 0.9,
+        "confidence": "score",
+        "chosen_on": "dev",
+    }
     row |= {"checked_on": "test", "threshold": None, "chosen": 0.5, "calibration_error": ErrorRow(0.1, None, None)}
     return ThresholdRow(**(row | values))
 
 
-def write_measured(
+def write_evaluated(
     folder: Path, dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation], baseline: str
 ) -> Results:
     """Write the directory of an evaluation of the split `test` whose systems were measured one by one."""
@@ -44,7 +51,7 @@ def write_measured(
     source = EvaluationDataset(name, {name: str(dataset.location)}, "test")
     analyses: dict[str, Any] = {name: Analysis.of(dataset.documents).content()}
     directory = EvaluationDirectory(folder, Results(baselines=[baseline]))
-    directory.add(DatasetMeasurement(source, [PartMeasurement(name, dataset, judged, dict(evaluations))], analyses))
+    directory.add(DatasetEvaluation(source, [PartEvaluation(name, dataset, judged, dict(evaluations))], analyses))
     directory.finish()
     return directory.results
 
@@ -105,12 +112,12 @@ def write_evaluation(
                     numbers = 0.15 * index, 0.1 * index, 0.2 * index, 0.001, 0.002, 0.5, queries
                     results.pairs.append(TestedPair(dataset, metric, model, models[0], *numbers))
         for index, model in enumerate(models):
-            for aim, wanted in (("precision", 0.9), ("recall", 0.8)):
-                row = {"dataset": dataset, "model": model, "aim": aim, "wanted": wanted, "chosen": wanted}
+            for target, wanted in (("precision", 0.9), ("recall", 0.8)):
+                row = {"dataset": dataset, "model": model, "target": target, "wanted": wanted, "chosen": wanted}
                 row["calibration_error"] = ErrorRow(0.01 * (1 + index), None, None)
-                if index or aim == "recall":  # BM25 never has the precision
-                    share = Proportion(round(100 * wanted) - 2 * index, 100, wanted - 0.1, wanted + 0.05)
-                    row |= {"threshold": 0.5 + 0.1 * index, "checked": share}
+                if index or target == "recall":  # BM25 never has the precision
+                    fraction = Proportion(round(100 * wanted) - 2 * index, 100, wanted - 0.1, wanted + 0.05)
+                    row |= {"threshold": 0.5 + 0.1 * index, "checked": fraction}
                 results.thresholds.append(threshold_row(**row))
         (folder / "per_query" / f"{dataset}.json").write_text(json.dumps(per_query))
     results.write(folder)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 def distance(ours: Iterable[Tensor], others: Iterable[Tensor]) -> float:
     """Return the norm of the difference over the norm of the others, which is not zero."""
-    one, other = (torch.cat([each.detach().cpu().double().flatten() for each in side]) for side in (ours, others))
+    one, other = (torch.cat([item.detach().cpu().double().flatten() for item in side]) for side in (ours, others))
     assert one.shape == other.shape
     assert other.norm() > 0
     return float((one - other).norm() / other.norm())

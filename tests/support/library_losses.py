@@ -86,7 +86,7 @@ def own_training(model: SentenceTransformer, case: Case, cosine: bool, ids: Batc
     """Return the loss of our own training on the embeddings of the model."""
     embeddings = [model(column)["sentence_embedding"] for column in columns(model)]
     if cosine:
-        embeddings = [functional.normalize(each, dim=-1) for each in embeddings]
+        embeddings = [functional.normalize(embedding, dim=-1) for embedding in embeddings]
     loss = build_loss(LossConfig(**_scaled(case), **settings), cosine)
     value: Tensor = loss(embeddings[0], torch.cat(embeddings[1:]), ids).value
     return value

@@ -6,7 +6,7 @@ an answer, if it shares a word of at least four letters with the question; the l
 
 Every request is a line of FILE: `asked` when it came, `answered` when a chat completion is sent to
 a reader that is still there.
-Faults strike by shares of the requests, drawn by the seed; a request sent again is drawn for again."""
+Faults strike by fractions of the requests, drawn by the seed; a request sent again is drawn for again."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def tokens_of(text: str) -> int:
     return len(text.encode()) // 4 + 1
 
 
-def vector_of(text: str, width: int, length: float) -> list[float]:
+def vector_of(text: str, dim: int, length: float) -> list[float]:
     """A vector of the letters of a text."""
-    numbers = [0.01] * width
+    numbers = [0.01] * dim
     for letter in text.encode():
-        numbers[letter % width] += 1
+        numbers[letter % dim] += 1
     norm = sum(number * number for number in numbers) ** 0.5
     return [number / norm * length for number in numbers]
 
@@ -132,11 +132,11 @@ class Server:
 
     def embeddings(self, asked: dict[str, Any]) -> Any:
         """The answer to a request for embeddings, in the state of the flags."""
-        mode, width = self.options.broken, asked.get("dimensions", self.options.width)
+        mode, dim = self.options.broken, asked.get("dimensions", self.options.dim)
         if mode == "widens" and self.embedded:
-            width *= 2
-        vectors = [vector_of(text, width, self.options.length) for text in asked["input"]]
-        is_first = not self.embedded  # the width is asked for first
+            dim *= 2
+        vectors = [vector_of(text, dim, self.options.length) for text in asked["input"]]
+        is_first = not self.embedded  # the dimension is asked for first
         self.embedded += len(vectors)
         if mode == "fewer" and not is_first:
             vectors.pop()
@@ -147,11 +147,11 @@ class Server:
         rows = [
             {
                 "index": number,
-                "embedding": base64.b64encode(struct.pack(f"<{len(one)}f", *one)).decode()
+                "embedding": base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
                 if asked.get("encoding_format") == "base64"
-                else one,
+                else vector,
             }
-            for number, one in enumerate(vectors)
+            for number, vector in enumerate(vectors)
         ]
         body: dict[str, Any] = {"object": "list", "data": rows[::-1], "model": asked["model"]}
         if not self.options.no_usage:
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--refuses", default="", help="parameters that are answered 400, separated by commas")
     parser.add_argument("--filters", default="", help="a text that no request may hold")
     parser.add_argument("--wrapped", action="store_true", help="answers stand in a fence, after a thought")
-    parser.add_argument("--width", type=int, default=24, help="components of an embedding")
+    parser.add_argument("--dim", type=int, default=24, help="components of an embedding")
     parser.add_argument("--length", type=float, default=1.0, help="length of an embedding")
     parser.add_argument("--longest", type=int, default=10**9, help="characters of the longest text to embed")
     parser.add_argument("--most-texts", type=int, default=10**9, help="texts of the largest request")
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--no-usage", action="store_true")
     parser.add_argument("--no-models", action="store_true")
     for name in FAULTS:
-        parser.add_argument(f"--{name}", type=float, default=0.0, help="share of the requests")
+        parser.add_argument(f"--{name}", type=float, default=0.0, help="fraction of the requests")
     asyncio.run(serve(parser.parse_args()))
 
 

@@ -87,7 +87,7 @@ class TinySimilarity(AbsTaskSTS):
 
     def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
         texts = ((text_of(6, number), text_of(5, number + 1 + number % 4), 5.0 - number % 4) for number in range(30))
-        pairs = [dict(zip(("sentence1", "sentence2", "score"), each, strict=True)) for each in texts]
+        pairs = [dict(zip(("sentence1", "sentence2", "score"), text, strict=True)) for text in texts]
         self.dataset = {"test": Dataset.from_list(pairs)}
         self.data_loaded = True
 

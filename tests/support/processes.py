@@ -108,8 +108,8 @@ def steps(run: Path) -> dict[int, dict[str, float]]:
     for line in (run / "steps.jsonl").read_text().split("\n")[:-1]:
         entry = json.loads(line)
         values = measured.setdefault(entry["step"], {})
-        assert not values.keys() & entry["measured"].keys(), f"step {entry['step']} was logged twice"
-        values |= entry["measured"]
+        assert not values.keys() & entry["metrics"].keys(), f"step {entry['step']} was logged twice"
+        values |= entry["metrics"]
     return measured
 
 

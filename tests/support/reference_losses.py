@@ -60,13 +60,13 @@ def bce(s: Tensor, y: Tensor, tau: float, threshold: float, positive_weight: flo
 
 
 def infonce(p: Tensor, n: Tensor, tau: float) -> Tensor:
-    """InfoNCE, or SingleLH: of the first positive (multi-positive paper, Eq. 3), or of a drawn one (Eq. 5)."""
+    """InfoNCE, or SingleLH: of the first positive (multi-positive paper, Eq. 3), or of a sampled one (Eq. 5)."""
     return _lse(p[:1] / tau, n / tau) - p[0] / tau
 
 
 def joint(p: Tensor, n: Tensor, tau: float) -> Tensor:
     """JointLH: the mean negative log-likelihood of the positives (multi-positive paper, Eq. 6)."""
-    return torch.stack([_lse(p / tau, n / tau) - each / tau for each in p]).mean()
+    return torch.stack([_lse(p / tau, n / tau) - item / tau for item in p]).mean()
 
 
 def summarg(p: Tensor, n: Tensor, tau: float) -> Tensor:
@@ -209,7 +209,7 @@ def _of_query(config: LossConfig, row: QueryScores, ids: BatchIds, index: int) -
     if config.loss == "triplet":
         return triplet(p, n, config.margin)
     if config.loss == "rand1":
-        p = p[_draw(ids.seed, ids.step, int(ids.queries[index]), len(p))][None]
+        p = p[_sample(ids.seed, ids.step, int(ids.queries[index]), len(p))][None]
     return _BY_QUERY[config.loss](p, n, config.temperature)
 
 
@@ -269,8 +269,8 @@ def backward_values(queries: Tensor, passages: Tensor, ids: BatchIds, tau: float
         yield infonce((queries[i] @ passage)[None], queries[of_others] @ passage, tau)
 
 
-def _draw(seed: int, step: int, query: int, count: int) -> int:
-    """Return the slot that `rand1` draws: the upper bits of SplitMix64 of (seed, step, query)."""
+def _sample(seed: int, step: int, query: int, count: int) -> int:
+    """Return the slot that `rand1` samples: the upper bits of SplitMix64 of (seed, step, query)."""
     state = seed
     for word in (step, query):
         state = _scramble(state) ^ word

@@ -20,8 +20,8 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
-from raytriever.training.batch_loader import BatchSource
-from raytriever.training.checkpoint import Progression
+from raytriever.training.batch_loader import Batches
+from raytriever.training.checkpoint import TrainerState
 from raytriever.training.guide_encoder import Guide, GuideTexts
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_settings import TrainingConfig
@@ -36,8 +36,8 @@ class LogRecorder:
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
-    def step(self, step: int, measured: Mapping[str, float]) -> None:
-        self.steps.setdefault(step, {}).update(measured)
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.setdefault(step, {}).update(metrics)
 
     @property
     def losses(self) -> list[float]:
@@ -68,10 +68,10 @@ def setup_of(
     loaded = guide and Guide.load(str(guide), precision, device)
     texts = loaded and GuideTexts(loaded.retriever, dataset)
 
-    def source(split: str) -> BatchSource:
+    def source(split: str) -> Batches:
         examples = Examples.of(dataset, split, settings.seed)
         order = Order(len(examples), settings.batch_size, settings.seed)
-        return BatchSource(dataset.tokens, examples, order, positives_per_query, negatives_per_query, guide=texts)
+        return Batches(dataset.tokens, examples, order, positives_per_query, negatives_per_query, guide=texts)
 
     recorder = LogRecorder()
     work = TrainingSetup(
@@ -111,10 +111,10 @@ class Killed(BaseException):
 def train_until(work: TrainingSetup, dies: Callable[[int, Mapping[str, float]], bool]) -> None:
     """Train, and die when a message is logged for which `dies` holds."""
 
-    def listen(step: int, measured: Mapping[str, float]) -> None:
-        if dies(step, measured):
+    def listen(step: int, metrics: Mapping[str, float]) -> None:
+        if dies(step, metrics):
             raise Killed
-        work.on_metrics(step, measured)
+        work.on_metrics(step, metrics)
 
     with pytest.raises(Killed):
         train(replace(work, on_metrics=listen))
@@ -128,19 +128,19 @@ class Lives:
         self.logged: dict[int, dict[str, float]] = {}
         self.notices: list[str] = []
 
-    def remember(self, step: int, measured: Mapping[str, float]) -> None:
+    def remember(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep what was logged first."""
-        for name, value in measured.items():
+        for name, value in metrics.items():
             self.logged.setdefault(step, {}).setdefault(name, value)
 
-    def train(self, work: TrainingSetup, recorder: LogRecorder, dies: bool) -> Progression | None:
+    def train(self, work: TrainingSetup, recorder: LogRecorder, dies: bool) -> TrainerState | None:
         """Run to the end, or to a kill."""
-        progression = None
+        trainer_state = None
         with pytest.raises(Killed) if dies else nullcontext():
-            progression = train(work)
+            trainer_state = train(work)
         self.notices += recorder.notices
-        return progression
+        return trainer_state
 
     def curve(self, name: str) -> dict[int, float]:
         """Return what was logged under a name, by step."""
-        return {step: measured[name] for step, measured in sorted(self.logged.items()) if name in measured}
+        return {step: metrics[name] for step, metrics in sorted(self.logged.items()) if name in metrics}

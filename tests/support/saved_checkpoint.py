@@ -10,7 +10,7 @@ from raytriever.core.store.commit import committed_directory
 from raytriever.models.checkpoint_model import Slice, write_settings
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever
-from raytriever.training.checkpoint import Progression, State, checkpoint_path, write_slices, write_state
+from raytriever.training.checkpoint import State, TrainerState, checkpoint_path, write_slices, write_state
 
 
 def save_checkpoint(retriever: Retriever, model: ModelConfig, folder: Path, step: int, precision: str = "fp32") -> Path:
@@ -20,7 +20,7 @@ def save_checkpoint(retriever: Retriever, model: ModelConfig, folder: Path, step
     slices = [Slice(f"retriever.{name}", value.flatten(), 0, tuple(value.shape)) for name, value in trained]
     with committed_directory(checkpoint_path(folder, step)) as aside:
         write_slices([*slices, Slice("loss.temperature", torch.ones(1), 0, (1,))], aside, 0, 1)
-        write_state(State(Progression(step), {}), aside)
+        write_state(State(TrainerState(step), {}), aside)
     return checkpoint_path(folder, step)
 
 

@@ -24,7 +24,7 @@ DEPTH = 4
 
 def mined(dataset: RetrievalDataset, number: int, checkpoint: Path) -> NegativesTable:
     """Documents drawn by the digest of the weights, for every query."""
-    state = sha256(b"".join(one.values.numpy().tobytes() for one in read_slices(checkpoint, WEIGHTS)))
+    state = sha256(b"".join(item.values.numpy().tobytes() for item in read_slices(checkpoint, WEIGHTS)))
     rng = np.random.default_rng(int(state.hexdigest()[:12], 16))
     documents = rng.permuted(np.tile(np.arange(len(dataset.documents)), (len(dataset.queries), 1)), axis=1)[:, :DEPTH]
     queries, ranks = np.divmod(np.arange(documents.size), DEPTH)
@@ -90,7 +90,7 @@ class ScriptedEvaluator(Scripted):
 
     def submit(self, step: int, checkpoint: Path) -> None:
         read_manifest(checkpoint)
-        weights = sum(float(one.values.double().abs().sum()) for one in read_slices(checkpoint, WEIGHTS))
+        weights = sum(float(item.values.double().abs().sum()) for item in read_slices(checkpoint, WEIGHTS))
         if self._begin(step) and read_record(self.folder, step) is None:
             value = self.values.get(step, weights)
             write_record(self.folder, Record(step, value, {"dev/ndcg_at_10": value, "dev/weights": weights}))

@@ -143,14 +143,14 @@ class _GpuTensor(Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
         """Copy to the host where that is the target; the autograd graph ends there."""
-        targets = [one for one in (*args, kwargs.get("device")) if isinstance(one, torch.device | str)]
-        targets += [one.device for one in args if isinstance(one, Tensor)]
+        targets = [argument for argument in (*args, kwargs.get("device")) if isinstance(argument, torch.device | str)]
+        targets += [argument.device for argument in args if isinstance(argument, Tensor)]
         if all(torch.device(target).type == "cuda" for target in targets):
-            others = [one for one in args if not isinstance(one, torch.device | str | Tensor)]
+            others = [argument for argument in args if not isinstance(argument, torch.device | str | Tensor)]
             rest = {name: value for name, value in kwargs.items() if name != "device"}
-            others += [one.dtype for one in args if isinstance(one, Tensor)]
+            others += [argument.dtype for argument in args if isinstance(argument, Tensor)]
             return super().to(*others, **rest) if others or {"dtype", "copy"} & set(rest) else self
-        types = [one for one in (*args, kwargs.get("dtype")) if isinstance(one, torch.dtype)]
+        types = [argument for argument in (*args, kwargs.get("dtype")) if isinstance(argument, torch.dtype)]
         # torch copies to pinned memory where the copy does not wait.
         is_pinned = bool(kwargs.get("non_blocking"))
         self._device.counts.copy(from_host=False, is_pinned=is_pinned, waits=not is_pinned)
@@ -161,7 +161,9 @@ class _GpuTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        device = next(one._device for one in tree_leaves((args, kwargs)) if isinstance(one, _GpuTensor))
+        device = next(
+            tree_leaf._device for tree_leaf in tree_leaves((args, kwargs)) if isinstance(tree_leaf, _GpuTensor)
+        )
         return device.run(func, args, kwargs or {})
 
 
@@ -174,7 +176,9 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_cuda(kwargs.get("device")) or any(isinstance(one, _GpuTensor) for one in tree_leaves((args, kwargs))):
+        if _is_cuda(kwargs.get("device")) or any(
+            isinstance(tree_leaf, _GpuTensor) for tree_leaf in tree_leaves((args, kwargs))
+        ):
             return self._device.run(func, args, kwargs)
         pin = kwargs.pop("pin_memory", None)
         result = func(*args, **kwargs)
@@ -200,9 +204,9 @@ class _Device:
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that has a tensor on the device, or makes one there."""
         name = func.overloadpacket.__name__
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        here = [one for one in tensors if isinstance(one, _GpuTensor)]
-        self._refuse(name, here, [one for one in tensors if not isinstance(one, _GpuTensor)])
+        tensors = [tree_leaf for tree_leaf in tree_leaves((args, kwargs)) if isinstance(tree_leaf, Tensor)]
+        here = [tensor for tensor in tensors if isinstance(tensor, _GpuTensor)]
+        self._refuse(name, here, [tensor for tensor in tensors if not isinstance(tensor, _GpuTensor)])
         if error := self.counts.failure(name):
             raise error
         is_written_on_host = name == "copy_" and not isinstance(args[0], _GpuTensor)
@@ -226,7 +230,7 @@ class _Device:
         """Raise where tensors are on two devices. A tensor without dimensions on the CPU is a number."""
         if not here or name in _COPIES or _in_engine():
             return
-        others = [one for one in others if one.ndim or name.startswith(("_fused", "_foreach"))]
+        others = [item for item in others if item.ndim or name.startswith(("_fused", "_foreach"))]
         if others and name in _INDEXING:
             self.counts.copy(from_host=True, is_pinned=False, waits=True)
         elif others:
@@ -244,7 +248,7 @@ class _Device:
                 non_blocking = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
                 self.counts.copy(to_device, is_pinned, waits=not (is_pinned and non_blocking))
         indices = args[1] or [] if name in _INDEXING else []
-        has_mask = any(isinstance(one, Tensor) and one.dtype == torch.bool for one in indices)
+        has_mask = any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices)
         sizes = name == "repeat_interleave" and kwargs.get("output_size") is None
         if here and (name in _SYNCS or has_mask or sizes):
             self.counts.syncs[f"{name} {_line_of_caller()}"] += 1
@@ -258,7 +262,7 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
         sums = torch.zeros(args[0].shape[1], len(args[0]))
         return torch.zeros_like(args[0]), sums, state, state.clone(), torch.empty(0)
     if name == "_flash_attention_backward":
-        return tuple(torch.zeros_like(one) for one in args[1:4])
+        return tuple(torch.zeros_like(argument) for argument in args[1:4])
     return func(*args, **kwargs)
 
 

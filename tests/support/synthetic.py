@@ -26,14 +26,14 @@ _NOISE = 0.5  # length of a document's noise, relative to its component in the s
 class Control:
     """Normalized embeddings; `training` and `shifted` have one distribution, `documents` and `unshifted` the other."""
 
-    documents: Float32[ndarray, "documents width"]
-    training: Float32[ndarray, "training width"]
-    shifted: Float32[ndarray, "queries width"]
-    unshifted: Float32[ndarray, "queries width"]
+    documents: Float32[ndarray, "documents dim"]
+    training: Float32[ndarray, "training dim"]
+    shifted: Float32[ndarray, "queries dim"]
+    unshifted: Float32[ndarray, "queries dim"]
 
 
 def control(
-    documents: int, queries: int, seed: int = 0, width: int = 128, rank: int = 32, common: int = 8, own: int = 4
+    documents: int, queries: int, seed: int = 0, dim: int = 128, rank: int = 32, common: int = 8, own: int = 4
 ) -> Control:
     """Draw a control set.
 
@@ -41,7 +41,7 @@ def control(
         documents: number of documents, and of training queries.
         queries: number of shifted queries, and of unshifted queries.
         seed: decides every number.
-        width: width of the embeddings, above rank + own.
+        dim: dimension of the embeddings, above rank + own.
         rank: dimensions of the documents' subspace.
         common: dimensions of this subspace that queries use, at most rank.
         own: dimensions of the queries' own subspace, at least 1.
@@ -51,11 +51,11 @@ def control(
     def normal(rows: int, columns: int) -> ndarray:
         return rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(columns))
 
-    basis = np.linalg.qr(rng.standard_normal((width, rank + own + 1)))[0].astype(np.float32).T
+    basis = np.linalg.qr(rng.standard_normal((dim, rank + own + 1)))[0].astype(np.float32).T
     together, apart, offset = basis[:rank], basis[rank:-1], basis[-1]
 
     def base(rows: int) -> ndarray:
-        return _unit(normal(rows, rank) @ together + np.float32(_NOISE) * normal(rows, width))
+        return _unit(normal(rows, rank) @ together + np.float32(_NOISE) * normal(rows, dim))
 
     def shifted(rows: int) -> ndarray:
         return _unit(normal(rows, common) @ together[:common] + (normal(rows, own) @ apart + offset))

@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 
     Args:
         model: class of transformers.
-        config: its configuration for (vocabulary, special token ids, positions, width, layers).
+        config: its configuration for (vocabulary, special token ids, positions, dimension, layers).
         tokenizer: algorithm of the tokenizer: wordpiece, unigram or bpe.
         special: special tokens in the order of their ids, by their role in transformers.
         template: special tokens around a text; the decoders' end token is added on request.
@@ -62,23 +62,23 @@ class Kind(NamedTuple):
     unused_positions: int = 0
 
 
-def _encoder(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 2}
+def _encoder(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
+    sizes = {"hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": 2}
     ids = {f"{role}_token_id": special[role] for role in special if role in ("pad", "bos", "eos", "cls", "sep")}
     return {
         **sizes,
         **ids,
         "vocab_size": vocabulary,
-        "intermediate_size": 2 * width,
+        "intermediate_size": 2 * dim,
         "max_position_embeddings": positions,
     }
 
 
-def _modernbert(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
+def _modernbert(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
     # Every other layer attends to the whole text, the others to 8 tokens on each side.
     kinds = ["full_attention" if layer % 2 == 0 else "sliding_attention" for layer in range(layers)]
     return {
-        **_encoder(vocabulary, special, positions, width, layers),
+        **_encoder(vocabulary, special, positions, dim, layers),
         "bos_token_id": special["cls"],
         "eos_token_id": special["sep"],
         "layer_types": kinds,
@@ -86,13 +86,13 @@ def _modernbert(vocabulary: int, special: dict[str, int], positions: int, width:
     }
 
 
-def _distilbert(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
-    sizes = {"dim": width, "n_layers": layers, "n_heads": 2, "hidden_dim": 2 * width}
+def _distilbert(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
+    sizes = {"dim": dim, "n_layers": layers, "n_heads": 2, "hidden_dim": 2 * dim}
     return {**sizes, "vocab_size": vocabulary, "pad_token_id": special["pad"], "max_position_embeddings": positions}
 
 
-def _t5(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
-    sizes = {"d_model": width, "num_layers": layers, "num_heads": 2, "d_kv": width // 2, "d_ff": 2 * width}
+def _t5(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
+    sizes = {"d_model": dim, "num_layers": layers, "num_heads": 2, "d_kv": dim // 2, "d_ff": 2 * dim}
     return {
         **sizes,
         "vocab_size": vocabulary,
@@ -102,32 +102,32 @@ def _t5(vocabulary: int, special: dict[str, int], positions: int, width: int, la
     }
 
 
-def _decoder(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
-    grouped = {"num_key_value_heads": 1, "head_dim": width // 2, "use_cache": False}
-    return {**_encoder(vocabulary, special, positions, width, layers), **grouped}
+def _decoder(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
+    grouped = {"num_key_value_heads": 1, "head_dim": dim // 2, "use_cache": False}
+    return {**_encoder(vocabulary, special, positions, dim, layers), **grouped}
 
 
-def _qwen2(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
-    config = _decoder(vocabulary, special, positions, width, layers)
-    return {name: value for name, value in config.items() if name != "head_dim"}  # Qwen2 has width / heads
+def _qwen2(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
+    config = _decoder(vocabulary, special, positions, dim, layers)
+    return {name: value for name, value in config.items() if name != "head_dim"}  # Qwen2 has dimension / heads
 
 
-def _mistral(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
-    return {**_decoder(vocabulary, special, positions, width, layers), "sliding_window": 16}
+def _mistral(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
+    return {**_decoder(vocabulary, special, positions, dim, layers), "sliding_window": 16}
 
 
-def _gemma3(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
+def _gemma3(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
     kinds = ["sliding_attention" if layer % 2 == 0 else "full_attention" for layer in range(layers)]
     return {
-        **_decoder(vocabulary, special, positions, width, layers),
+        **_decoder(vocabulary, special, positions, dim, layers),
         "layer_types": kinds,
         "sliding_window": 16,
-        "query_pre_attn_scalar": width // 2,
+        "query_pre_attn_scalar": dim // 2,
     }
 
 
-def _gpt2(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
-    sizes = {"n_embd": width, "n_layer": layers, "n_head": 2, "n_positions": positions}
+def _gpt2(vocabulary: int, special: dict[str, int], positions: int, dim: int, layers: int) -> dict[str, Any]:
+    sizes = {"n_embd": dim, "n_layer": layers, "n_head": 2, "n_positions": positions}
     return {**sizes, "vocab_size": vocabulary, "bos_token_id": special["eos"], "eos_token_id": special["eos"]}
 
 
@@ -162,7 +162,7 @@ def write_transformer(
     max_length: int | None = None,
     padding_side: str | None = None,
     positions: int = 512,
-    width: int = 32,
+    dim: int = 32,
     layers: int = 2,
     seed: int = 0,
     **config: Any,
@@ -176,7 +176,7 @@ def write_transformer(
         max_length: `model_max_length` of the tokenizer; none is stored by default.
         padding_side: side of the padding; by default left for decoders.
         positions: longest input of the model.
-        width: components of a token's state, a multiple of 4.
+        dim: components of a token's state, a multiple of 4.
         layers: number of layers.
         seed: decides the weights.
         config: further settings of the model's configuration.
@@ -186,7 +186,7 @@ def write_transformer(
     kind = KINDS[architecture]
     tokenizer = tokenizer_of(kind, end_token, max_length, padding_side)
     special = {role: tokenizer.convert_tokens_to_ids(token) for role, token in kind.special.items()}
-    settings = kind.config(len(tokenizer), special, positions + kind.unused_positions, width, layers) | config
+    settings = kind.config(len(tokenizer), special, positions + kind.unused_positions, dim, layers) | config
     config_class = getattr(transformers, f"{kind.model.removesuffix('Encoder')}Config")
     model = getattr(transformers, f"{kind.model}Model")(config_class(**settings))
     draw_weights(model, seed)

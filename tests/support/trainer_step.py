@@ -39,14 +39,14 @@ def main(folder: str, output: str, cached: bool) -> None:
             lr_scheduler_type="constant",
             max_grad_norm=0.0,
             save_strategy="no",
-            report_to="none",
+            log_to="none",
         ),
         train_dataset=Dataset.from_dict(rows),
         loss=MannWhitneyLoss(model, temperature=0.2, gather_across_devices=processes > 1, **settings),
     )
     trainer.train()
     if trainer.is_world_process_zero():
-        torch.save({name: each.detach() for name, each in model.named_parameters()}, output)
+        torch.save({name: item.detach() for name, item in model.named_parameters()}, output)
 
 
 if __name__ == "__main__":

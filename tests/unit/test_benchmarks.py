@@ -71,8 +71,8 @@ def test_small_sizes_run_on_a_cpu(section: ModuleType, tmp_path: Path) -> None:
 def test_the_baselines_are_the_same_loss(section: ModuleType) -> None:
     inputs = section.embeddings(24, 32, CPU)
     stored, streaming = section.stored(*inputs)(), section.streaming(*inputs, block=40)()
-    for one, other in zip(stored, streaming, strict=True):
-        torch.testing.assert_close(one.float(), other.float(), atol=0.03 * float(one.abs().max()), rtol=0)
+    for value, other in zip(stored, streaming, strict=True):
+        torch.testing.assert_close(value.float(), other.float(), atol=0.03 * float(value.abs().max()), rtol=0)
 
 
 @pytest.mark.slow

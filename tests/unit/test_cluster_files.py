@@ -37,8 +37,8 @@ def prepared(file: str) -> dict[str, Any]:
 
 
 def commands(config: dict[str, Any]) -> list[str]:
-    of_types = [each for kind in config["available_node_types"].values() for each in kind.items()]
-    results = [each for name, each in [*config.items(), *of_types] if name.endswith("_commands")]
+    of_types = [item for kind in config["available_node_types"].values() for item in kind.items()]
+    results = [item for name, item in [*config.items(), *of_types] if name.endswith("_commands")]
     return [command for several in results for command in several]
 
 
@@ -196,12 +196,12 @@ def test_the_job_of_kuberay_is_given_to_that_cluster_and_writes_where_it_lasts(
     cluster, job = kuberay["RayCluster"], kuberay["RayJob"]["spec"]
     assert job["clusterSelector"]["ray.io/cluster"] == cluster["metadata"]["name"]
     assert f"--output {MOUNT}/" in job["entrypoint"]
-    submitter = {each["name"]: each for each in pods(kuberay)[-1]["spec"]["containers"][0]["env"]}
+    submitter = {pod["name"]: pod for pod in pods(kuberay)[-1]["spec"]["containers"][0]["env"]}
     assert submitter["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == cluster["metadata"]["name"]
     claim = kuberay["PersistentVolumeClaim"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     assert claim["metadata"]["labels"]["kind"] not in (
-        each["metadata"]["labels"]["kind"] for each in (cluster, kuberay["RayJob"])
+        item["metadata"]["labels"]["kind"] for item in (cluster, kuberay["RayJob"])
     )
     for pod in pods(kuberay)[:-1]:
         assert {"name": "runs", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}} in pod["spec"][

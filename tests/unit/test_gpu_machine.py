@@ -20,18 +20,18 @@ WITHOUT = """
 import sys
 
 class Without:
-    # A finder of modules that does not find those that are missing; transformers asks it what is installed.
-    def __init__(self, finder):
-        self.finder = finder
+    # A importer of modules that does not find those that are missing; transformers asks it what is installed.
+    def __init__(self, importer):
+        self.importer = importer
 
     def find_spec(self, name, path=None, target=None):
         missing = name.partition(".")[0] in sys.argv[1].split()
-        return None if missing else self.finder.find_spec(name, path, target)
+        return None if missing else self.importer.find_spec(name, path, target)
 
     def __getattr__(self, name):
-        return getattr(self.finder, name)
+        return getattr(self.importer, name)
 
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+sys.meta_path[:] = [Without(importer) for importer in sys.meta_path]
 """
 TESTS = """
 import pytest

@@ -64,6 +64,10 @@ def test_a_word_of_no_field_is_found_in_names_and_texts(tmp_path: Path, monkeypa
     assert house.dialect() == ["tests/a.py:1: told", "tests/a.py:2: news"]
 
 
+def test_loop_variables_say_what_they_hold() -> None:
+    assert house.vague_loops() == []
+
+
 def test_docstrings_begin_with_no_relative_clause() -> None:
     assert house.relative_docstrings() == []
 

@@ -45,6 +45,6 @@ def working(name: str, output: Path | None = None) -> Iterator[None]:
     remedy = "wait until that process has ended, or use another output directory"
     with (
         activity(f"raytriever.{name} is working"),
-        one_writer(output, report=warn, remedy=remedy) if output else nullcontext(),
+        one_writer(output, log=warn, remedy=remedy) if output else nullcontext(),
     ):
         yield

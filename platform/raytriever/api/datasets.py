@@ -14,7 +14,7 @@ from raytriever.core.options import check_options
 from raytriever.core.terminal import warn
 from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import Files
-from raytriever.data.formats.train_dev_test import Shares, shares_of
+from raytriever.data.formats.train_dev_test import Fractions, fractions_of
 
 if TYPE_CHECKING:
     import datasets
@@ -77,7 +77,7 @@ class Dataset:
                 Training needs the split `train` and evaluates on `test`. Without `dev`, a tenth of `train` is held out.
             unanswerable: `{split: [query id]}` of the queries that no document answers.
             name: letters, digits, `.`, `_` and `-`.
-            max_bad_rows: share of rows that may be bad, 0 to 1.
+            max_bad_rows: fraction of rows that may be bad, 0 to 1.
 
         Raises:
             DataError: an argument does not have this form, or too many rows are bad.
@@ -104,8 +104,8 @@ class Dataset:
         query: str = "query",
         passage: str = "passage",
         split: str | None = None,
-        test_share: float | None = None,
-        dev_share: float | None = None,
+        test_fraction: float | None = None,
+        dev_fraction: float | None = None,
         name: str = "frame",
         max_bad_rows: float = 0.01,
     ) -> Dataset:
@@ -129,13 +129,14 @@ class Dataset:
             query: column of queries in a frame of pairs; by default `query`, `question` or `anchor`.
             passage: column of passages in a frame of pairs; by default `passage`, `answer`, `positive` or `text`.
             split: column of splits; by default `split`, if there is one.
-            test_share: share of the queries in the split `test`, 0 to 1; only for pairs without a column of splits.
-            dev_share: share of the queries in the split `dev`, with the same conditions.
+            test_fraction: fraction of the queries in the split `test`, 0 to 1; only for pairs without a column of
+                splits.
+            dev_fraction: fraction of the queries in the split `dev`, with the same conditions.
             name: letters, digits, `.`, `_` and `-`.
-            max_bad_rows: share of rows that may be bad, 0 to 1.
+            max_bad_rows: fraction of rows that may be bad, 0 to 1.
 
         Raises:
-            ConfigError: a share is out of range, or has no effect.
+            ConfigError: a fraction is out of range, or has no effect.
             DataError: a column is missing, or too many rows are bad (empty texts, ids that are not unique).
             StorageError: the cache cannot be written.
 
@@ -147,12 +148,12 @@ class Dataset:
         """
         if (queries is None) != (judgements is None):
             raise ConfigError("queries or judgements are missing", None, "give both, or a table of pairs alone")
-        check_options(config := SplitConfig(test_share, dev_share))
-        shares = shares_of(config)
+        check_options(config := SplitConfig(test_fraction, dev_fraction))
+        fractions = fractions_of(config)
         if queries is None:
-            files = tables.pair_files(tables.frame_table("pairs", frame), query, passage, split, shares)
+            files = tables.pair_files(tables.frame_table("pairs", frame), query, passage, split, fractions)
         else:
-            tables.refuse_shares(shares, "the table of judgements")
+            tables.refuse_fractions(fractions, "the table of judgements")
             asked, judged = tables.frame_table("queries", queries), tables.frame_table("judgements", judgements)
             files = tables.judged_tables(tables.frame_table("documents", frame), asked, judged, split)
         return _from_files(cls, files, name, max_bad_rows)
@@ -172,7 +173,7 @@ class Dataset:
         Args:
             splits: the splits, or one table of pairs.
             name: letters, digits, `.`, `_` and `-`.
-            max_bad_rows: share of rows that may be bad, 0 to 1.
+            max_bad_rows: fraction of rows that may be bad, 0 to 1.
 
         Raises:
             DataError: `splits` has another type, its columns match no known format, or too many rows are bad.
@@ -199,8 +200,8 @@ class Dataset:
         chunk_tokens: int | None = None,
         overlap_tokens: int | None = None,
         seed: int = 0,
-        test_share: float | None = None,
-        dev_share: float | None = None,
+        test_fraction: float | None = None,
+        dev_fraction: float | None = None,
         test_questions: str | os.PathLike[str] | None = None,
     ) -> Dataset:
         """Divide a folder of Markdown, HTML, text and PDF files into passages.
@@ -222,9 +223,9 @@ class Dataset:
             overlap_tokens: number of tokens that a passage repeats from the end of the previous one; by default an
                 eighth of a passage.
             seed: Seed of the splits.
-            test_share: share of the questions in the split test, 0 to 1; by default 0.1, or more if the split would
-                have fewer than 50 questions, but at most 0.3.
-            dev_share: share of the questions in the split dev; the default is chosen in the same way.
+            test_fraction: fraction of the questions in the split test, 0 to 1; by default 0.1, or more if the split
+                would have fewer than 50 questions, but at most 0.3.
+            dev_fraction: fraction of the questions in the split dev; the default is chosen in the same way.
             test_questions: file of the questions of test, with the same columns. `questions` are then train and dev.
 
         Raises:
@@ -248,8 +249,8 @@ class Dataset:
         from raytriever.data.documents.import_summary import summary_lines
 
         config = ImportConfig(
-            test_share=test_share,
-            dev_share=dev_share,
+            test_fraction=test_fraction,
+            dev_fraction=dev_fraction,
             test_questions=os.fspath(test_questions or ""),
             questions=os.fspath(questions or ""),
             columns=columns,
@@ -291,7 +292,7 @@ def load_dataset(
         passage: column of passages of such a file.
         split: column of splits of such a file.
         name: name of the data set in tables; by default the name of the folder or file.
-        max_bad_rows: share of each file's rows that may be bad, 0 to 1.
+        max_bad_rows: fraction of each file's rows that may be bad, 0 to 1.
 
     Raises:
         DataError: there is no such data set or column, its format is unknown, a file is broken, or too many rows are
@@ -304,7 +305,7 @@ def load_dataset(
     """
     if query is None and passage is None and split is None:
         return _load(Dataset, os.fspath(path), name, max_bad_rows)
-    files = tables.pair_files(tables.csv_table(path), query or "query", passage or "passage", split, Shares())
+    files = tables.pair_files(tables.csv_table(path), query or "query", passage or "passage", split, Fractions())
     of_file = re.sub(r"[^A-Za-z0-9._-]", "-", os.fspath(path).rsplit("/", 1)[-1]).lstrip("._-")
     return _from_files(Dataset, files, name or of_file or "table", max_bad_rows)
 
@@ -334,7 +335,7 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
 
     checked(DataConfig(dataset=source, max_bad_rows=max_bad_rows))
     with working("load_dataset"):
-        opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, report=warn)
+        opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, log=warn)
     return kind(source, name or opened.name, max_bad_rows, opened)
 
 

@@ -149,15 +149,15 @@ def evaluate(
         models: a list, or a dictionary whose keys are the names in tables. A fusion such as `"bm25+NAME"` may contain
             such a NAME. A model is `"bm25"`, a name or path, a `Model`, a `Run`, a `SentenceTransformer`, a function,
             or a system: `"bm25+minilm"`, `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`. A function
-            `encode(texts, side)` gets the side `query` or `passage` and returns embeddings `[texts, width]`. A score is
+            `encode(texts, side)` gets the side `query` or `passage` and returns embeddings `[texts, dim]`. A score is
             the dot product of two embeddings.
         data: one data set or several.
         split: the judged split.
         metrics: the metrics to compute, such as `"ndcg@10,recall@100,auc"` or a list of such names.
         baselines: names of one or two models that the others are compared with; by default the first.
         calibrate: targets for which thresholds are chosen. For queries: `"top-precision=0.9"` of the answers shown,
-            `"wrong-answers=0.05"` or `"missed=0.1"` (largest expected share of later queries), `"answered=0.8"` of the
-            queries, or `"f1"`. For passages: `"kept=0.95"` (expected share of the relevant ones). For pairs:
+            `"wrong-answers=0.05"` or `"missed=0.1"` (largest expected fraction of later queries), `"answered=0.8"` of
+            the queries, or `"f1"`. For passages: `"kept=0.95"` (expected fraction of the relevant ones). For pairs:
             `"precision=0.9"` or `"recall=0.8"`. `calibration.json` is written to each model directory; `Index.search`
             reads it.
         calibration_split: the split on which thresholds are chosen. If it is `split` itself, they are chosen and tested
@@ -168,7 +168,7 @@ def evaluate(
         relevance_level: lowest grade of a relevant passage.
         drop_own_id: whether a passage that has the id of a query is left out of the query's results, as in BEIR.
         dtype: types of quantized embeddings to evaluate as well, such as `["int8", "binary"]`. Texts are encoded once.
-        truncate_dim: widths of truncated embeddings to evaluate as well, such as `[64, 128]`.
+        truncate_dim: dimensions of truncated embeddings to evaluate as well, such as `[64, 128]`.
         rescore_multiplier: with quantized embeddings, the number of candidates to rescore for each result; by default
             2.
         precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the one passed to `load_model`, or the
@@ -214,30 +214,35 @@ def evaluate(
     from raytriever.evaluation.requested_models import build_evaluation_job
 
     trackers = read_trackers(tracker)
-    made = [one if isinstance(one, str) and asks_removed(one) else source_of(one) for one in unanswerable]
-    rate = max((one.max_bad_rows for one in sets if isinstance(one, Dataset)), default=0.01)
+    made = [
+        questions if isinstance(questions, str) and asks_removed(questions) else source_of(questions)
+        for questions in unanswerable
+    ]
+    rate = max((dataset.max_bad_rows for dataset in sets if isinstance(dataset, Dataset)), default=0.01)
     job = build_evaluation_job(
-        evaluated, [source_of(one) for one in sets], config, baselines, calibrate, made, arithmetic, rate, warn
+        evaluated, [source_of(dataset) for dataset in sets], config, baselines, calibrate, made, arithmetic, rate, warn
     )
     if output is not None:
         folder = path_of(output)
-        return Report(_measure(job, encoding, folder, fresh, trackers), folder, None)
+        return Report(_evaluate(job, encoding, folder, fresh, trackers), folder, None)
     temporary = Path(mkdtemp(prefix="raytriever-"))
     try:
         folder = temporary / "results"
-        return Report(_measure(job, encoding, folder, fresh, ()), folder, temporary)
+        return Report(_evaluate(job, encoding, folder, fresh, ()), folder, temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, trackers: Sequence[str]) -> Results:
+def _evaluate(
+    job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, trackers: Sequence[str]
+) -> Results:
     with working("evaluate", folder):
         from raytriever.cluster.evaluate_on_cluster import evaluate_in_session
         from raytriever.evaluation.run_evaluation import run_evaluation
         from raytriever.experiments.report.evaluation_page import write_evaluation_report
 
-        run = partial(run_evaluation, job, report=write_evaluation_report)
+        run = partial(run_evaluation, job, write_page=write_evaluation_report)
         return evaluate_in_session(run, encoding, folder, fresh, trackers, warn)
 
 
@@ -267,7 +272,7 @@ def compare(
     """
     if isinstance(runs, str | os.PathLike | Run | Report) or not runs:
         raise ConfigError("is not a list with at least one run", "runs", "give a list such as ['runs/a', 'runs/b']")
-    words = [str(one._folder if isinstance(one, Report) else one.path if isinstance(one, Run) else one) for one in runs]
+    words = [str(run._folder if isinstance(run, Report) else run.path if isinstance(run, Run) else run) for run in runs]
     page = path_of(output)
 
     from raytriever.experiments.report.comparison_page import compare_runs
@@ -284,7 +289,7 @@ def _evaluated(
     from raytriever.evaluation.requested_models import name_models
     from raytriever.retrieval.endpoints.encode_function import function_encoder
 
-    labeled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
+    labeled = list(models.items()) if isinstance(models, Mapping) else [(None, model) for model in models]
     own: dict[str, SystemTree] = {}  # systems that a fusion can contain, by name
     rows: list[tuple[str | None, SystemTree | str]] = []
     for label, model in labeled:
@@ -306,4 +311,4 @@ def _evaluated(
         SYSTEM.check(system_text(tree), "model")
         return tree
 
-    return name_models([(label, system_of(one) if isinstance(one, str) else one) for label, one in rows])
+    return name_models([(label, system_of(system) if isinstance(system, str) else system) for label, system in rows])

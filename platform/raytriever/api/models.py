@@ -51,19 +51,19 @@ class Model(MtebEncoder):
         self.precision = precision or run_precision(config.model)
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Number of components of an embedding."""
-        return self.retriever.width
+        return self.retriever.dim
 
     @public
-    def encode_queries(self, texts: Sequence[str]) -> Float32[ndarray, "texts width"]:
+    def encode_queries(self, texts: Sequence[str]) -> Float32[ndarray, "texts dim"]:
         """Encode queries.
 
         Args:
             texts: any number of texts; the model's query prompt is put before each text.
 
         Returns:
-            Embeddings, float32 `[len(texts), width]`, of length 1 if the similarity is cosine. The score of a query
+            Embeddings, float32 `[len(texts), dim]`, of length 1 if the similarity is cosine. The score of a query
             and a passage is the dot product of their embeddings.
 
         Raises:
@@ -73,14 +73,14 @@ class Model(MtebEncoder):
         return self._encode(texts, "query")
 
     @public
-    def encode_passages(self, texts: Sequence[str]) -> Float32[ndarray, "texts width"]:
+    def encode_passages(self, texts: Sequence[str]) -> Float32[ndarray, "texts dim"]:
         """Encode passages; see `encode_queries`. If a passage has a title, put it and a space before the text.
 
         Args:
             texts: any number of texts; the model's passage prompt is put before each text.
 
         Returns:
-            Embeddings, float32 `[len(texts), width]`.
+            Embeddings, float32 `[len(texts), dim]`.
 
         Raises:
             ConfigError: `texts` is no sequence of strings.
@@ -102,7 +102,7 @@ class Model(MtebEncoder):
             warn(f"{self.name}: encodes in bf16, which is faster on this device; precision='fp32' is more exact")
         return open_encoder(self.config, precision, device)
 
-    def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:
+    def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts dim"]:
         from raytriever.retrieval.encoding.encode_texts import encode_texts
 
         checked = check_texts(texts)
@@ -207,7 +207,7 @@ def load_model(
 
     Examples:
         >>> model = rt.load_model(encoder, query_prompt="query: ")
-        >>> model.width
+        >>> model.dim
         32
     """
     config = EncoderConfig(

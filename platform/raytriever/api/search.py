@@ -107,10 +107,10 @@ def build_index(
         kind: `exact`, or an approximate index: `flat`, `ivf`, `ivfpq`, `hnsw`, `vamana` or `roargraph`.
         output: directory of an approximate index. An index that exists there is opened, or built again if the passages
             have changed.
-        seed: seed of the random draws of an approximate index.
+        seed: seed of the random numbers of an approximate index.
         calibration: `calibration.json` of this model and data set; by default the one in the model's directory.
-        settings: settings of an approximate index, which `raytriever index --help` explains: `effort`, `lists`,
-            `code_bytes`, `degree`, `build_beam`, `nearest`, `training_split`.
+        settings: settings of an approximate index, which `raytriever index --help` explains: `nprobe`, `ef_search`,
+            `lists`, `code_bytes`, `m`, `ef_construction`, `nearest`, `training_split`.
 
     Raises:
         ConfigError: the kind is unknown, it lacks one of `settings`, or the calibration belongs to another model.
@@ -136,7 +136,7 @@ def build_index(
         from raytriever.retrieval.search.exact_search import ExactIndex
 
         with working("build_index"):
-            dataset = open_dataset(source.dataset, [], max_bad_rows=source.max_bad_rows, run=in_processes, report=warn)
+            dataset = open_dataset(source.dataset, [], max_bad_rows=source.max_bad_rows, run=in_processes, log=warn)
             return Index(kind, ExactIndex.build(encoder.config, encoder.retriever, dataset, decides))
     return _approximate(encoder, source, kind, output, seed, decides, settings)
 

@@ -23,7 +23,7 @@ from raytriever.data.formats.beir import UNANSWERABLE
 from raytriever.data.formats.csv_and_tsv import TableFile
 from raytriever.data.formats.csv_tables import PASSAGE, QUERY, choose_columns, column_names, value_of, votes_note
 from raytriever.data.formats.plan import ANSWERABLE, is_answerable
-from raytriever.data.formats.train_dev_test import Division, Shares
+from raytriever.data.formats.train_dev_test import Division, Fractions
 from raytriever.data.records_and_bad_rows import BadRow
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -56,14 +56,16 @@ def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any)
     """Return the files for dictionaries; see `Dataset.from_dict`."""
     for title, value in (("documents", documents), ("queries", queries), ("judgements", judgements)):
         if not isinstance(value, Mapping):
-            raise DataError(f"is {type(value).__name__}, not a dictionary", title, f"give {_FORMS[title]}")
+            raise DataError(f"is {type(value).__name__}, not a dictionary", title, f"give {_REMEDIES[title]}")
     for split, by_query in judgements.items():
-        if not isinstance(by_query, Mapping) or not all(isinstance(one, Mapping) for one in by_query.values()):
-            raise DataError(f"{split!r} is no dictionary of dictionaries", "judgements", f"give {_FORMS['judgements']}")
+        if not isinstance(by_query, Mapping) or not all(isinstance(group, Mapping) for group in by_query.values()):
+            raise DataError(
+                f"{split!r} is no dictionary of dictionaries", "judgements", f"give {_REMEDIES['judgements']}"
+            )
     if not isinstance(unanswerable, Mapping) or any(
         isinstance(names, str) or not isinstance(names, Iterable) for names in unanswerable.values()
     ):
-        raise DataError("is not a dictionary of lists of ids", "unanswerable", f"give {_FORMS['unanswerable']}")
+        raise DataError("is not a dictionary of lists of ids", "unanswerable", f"give {_REMEDIES['unanswerable']}")
 
     def document_rows() -> Iterator[Row]:
         for name, value in documents.items():
@@ -93,14 +95,14 @@ def _unanswerable_rows(names: Sequence[Any]) -> Rows:
     return lambda: ({"query-id": name} for name in names)
 
 
-def refuse_shares(shares: Shares, decider: str) -> None:
-    """Raise `ConfigError` if a share was passed: it has no effect, because `decider` decides the splits."""
-    for name, share in (("test_share", shares.test), ("dev_share", shares.dev)):
-        if share is not None:
-            raise ConfigError(f"has no effect: {decider} decides the splits", setting(name, share), "leave it out")
+def refuse_fractions(fractions: Fractions, decider: str) -> None:
+    """Raise `ConfigError` if a fraction was passed: it has no effect, because `decider` decides the splits."""
+    for name, fraction in (("test_fraction", fractions.test), ("dev_fraction", fractions.dev)):
+        if fraction is not None:
+            raise ConfigError(f"has no effect: {decider} decides the splits", setting(name, fraction), "leave it out")
 
 
-def pair_files(table: Table, query: str, passage: str, split: str | None, shares: Shares) -> Files:
+def pair_files(table: Table, query: str, passage: str, split: str | None, fractions: Fractions) -> Files:
     """Return the files for a table of pairs; see `Dataset.from_pandas`."""
     explicit = [split] if split else []
     query, passage = _recognized(table, query, passage)
@@ -108,7 +110,7 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
     first = next(iter(table.rows()), None)
     if first is None:
         raise DataError("has no rows", table.title, "give at least three pairs")
-    values = [json_value(first[one]) for one in table.columns]
+    values = [json_value(first[column]) for column in table.columns]
     names = column_names(table.columns, values, {"query": query, "passage": passage})
     if votes := votes_note(table.columns, names, "rename it to 'label'"):
         warn(table.title + votes)
@@ -116,8 +118,8 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
     split = split or next((column for column, name in read.items() if name == "split"), None)
     fields = {column: name for column, name in read.items() if name != "split"}
     if split:
-        refuse_shares(shares, f"the column {split!r}")
-    assigned = (lambda row: row[split]) if split else _division(table, query, shares)
+        refuse_fractions(fractions, f"the column {split!r}")
+    assigned = (lambda row: row[split]) if split else _division(table, query, fractions)
     splits = sorted({_split_name(assigned(row), split or "split") for row in table.rows()})
 
     def rows_of(name: str) -> Rows:
@@ -201,7 +203,7 @@ def hub_tables(splits: Any) -> Files:
     if isinstance(splits, datasets.Dataset):
         splits = splits.with_format(None)  # yield Python values, whatever format the user has set
         return pair_files(
-            Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None, Shares()
+            Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None, Fractions()
         )
     if not isinstance(splits, datasets.DatasetDict):
         remedy = "give a Dataset or a DatasetDict"
@@ -257,7 +259,7 @@ def require_package(package: str, function: str) -> None:
         raise ConfigError(f"needs the package `{package}`", function, f"install it: pip install {package}") from error
 
 
-_FORMS = {
+_REMEDIES = {
     "documents": "{id: text} or {id: {'title': ..., 'text': ...}}",
     "queries": "{id: text}",
     "judgements": "{split: {query id: {document id: grade}}}",
@@ -276,7 +278,7 @@ def _split_name(value: Any, where: str) -> str:
     return value
 
 
-def _division(table: Table, query: str, shares: Shares) -> Callable[[Row], str]:
+def _division(table: Table, query: str, fractions: Fractions) -> Callable[[Row], str]:
     """Return a function that assigns the row of a query to train, dev or test by the digest of the query's text."""
 
     def has_answer(row: Row) -> bool:
@@ -285,7 +287,7 @@ def _division(table: Table, query: str, shares: Shares) -> Callable[[Row], str]:
         return True
 
     rows = ((row[query], has_answer(row)) for row in table.rows() if isinstance(row[query], str))
-    division = Division.of(rows, table.title, shares)
+    division = Division.of(rows, table.title, fractions)
     return lambda row: division.split_of(row[query], has_answer(row)) if isinstance(row[query], str) else "train"
 
 

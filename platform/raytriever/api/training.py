@@ -21,7 +21,7 @@ from raytriever.core.paths import runs_folder
 from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import read_manifest, sha256_of
 from raytriever.core.store.disk import files_below
-from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.store.unfinished_pieces import make_once
 from raytriever.core.terminal import warn
 from raytriever.experiments.recipes import base_config
 from raytriever.experiments.run.start_run import check_run, start_run
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from raytriever.models.model_settings import ModelConfig
 
 # Largest default of `negatives_per_query`: the number that `raytriever mine` recommends for `train`.
-MOST_DRAWN = 5
+MOST_SAMPLED = 5
 
 
 class HardNegatives:
@@ -117,14 +117,14 @@ def mine_hard_negatives(
         range_max: first rank that is not used.
         max_score: candidates that score higher are removed.
         absolute_margin: smallest difference between the lowest score of a positive and the score of a candidate.
-        relative_margin: this difference as a share of the positive's score: 0.05 keeps candidates up to 95 % of it.
+        relative_margin: this difference as a fraction of the positive's score: 0.05 keeps candidates up to 95 % of it.
         sampling_strategy: which of the remaining candidates are kept: `top` or `random`.
         drop_answers: whether candidates that hold an answer of the query are removed.
         judge: directory or hub name of a cross-encoder whose scores the margins use.
         split: the split whose queries get negatives.
         precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the one passed to `load_model`, or the
             faster of `fp32` and `bf16`.
-        seed: seed of the random draws.
+        seed: seed of the random numbers.
         output: directory to write; by default a directory of the cache, so that the same call reuses it.
 
     Raises:
@@ -155,7 +155,7 @@ def mine_hard_negatives(
     )
     checked(mining)
     config = ModelConfig() if model is None else settings_of(model)
-    by_encoder = any(each in ("dense", "cross-query") for each in mining.methods)
+    by_encoder = any(method in ("dense", "cross-query") for method in mining.methods)
     if model is None and by_encoder:
         raise ConfigError(f"{mining.method!r} needs an encoder", "model", "give one, such as load_model('minilm')")
     arithmetic = precision_of(precision, [model])
@@ -221,7 +221,7 @@ def train(
         learning_rate: AdamW's highest learning rate.
         temperature: divisor of the scores in the loss.
         num_workers: number of training processes; `"1:4"` adapts it to the size of the cluster.
-        seed: seed of the data order, the random draws and dropout.
+        seed: seed of the data order, the random numbers and dropout.
         output: the run directory; by default `runs/RUN-NAME`.
         run_name: the run's name at the tracker; by default it is made from the data set, model, loss, seed and the
             settings passed.
@@ -261,7 +261,7 @@ def train(
     config = settings_of(model)
     explicit |= {name: value for name in READING if (value := getattr(config, name)) is not None}
     if hard_negatives is not None:
-        explicit |= _drawn(hard_negatives, settings)
+        explicit |= _sampled(hard_negatives, settings)
     base = base_config(recipe, str(explicit["dataset"]))
     laid = from_dict({}, "train", base, explicit)
     name = check_run(laid, set(explicit) - {"max_bad_rows"}, run_name)
@@ -273,17 +273,20 @@ def train(
     return Run(finished.path, {name: row for name, sets in metrics.items() for row in sets.values()})
 
 
-def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dict[str, Any]) -> dict[str, Any]:
+def _sampled(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(hard_negatives, HardNegatives):
-        mined = int(hard_negatives.settings.get("num_negatives") or MOST_DRAWN)
+        mined = int(hard_negatives.settings.get("num_negatives") or MOST_SAMPLED)
         path = str(hard_negatives.path)
     elif isinstance(hard_negatives, str | os.PathLike):
-        mined, path = MOST_DRAWN, os.fspath(hard_negatives)
+        mined, path = MOST_SAMPLED, os.fspath(hard_negatives)
     else:
         raise ConfigError(
             f"has the type {type(hard_negatives).__name__}", "hard_negatives", "give a HardNegatives object or a path"
         )
-    return {"negatives_table": path, "negatives_per_query": settings.get("negatives_per_query", min(mined, MOST_DRAWN))}
+    return {
+        "negatives_table": path,
+        "negatives_per_query": settings.get("negatives_per_query", min(mined, MOST_SAMPLED)),
+    }
 
 
 def _cached_negatives(

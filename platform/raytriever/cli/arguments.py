@@ -197,7 +197,7 @@ def add_settings(parser: Parser, kind: type, title: str, names: Collection[str])
             read: Callable[[str], Any] = partial(read_option, field, where=field.name)
             if isinstance(reads, PathKind):
                 read = partial(reads.read_flag, name=field.name)
-            group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
+            group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["metavar"], **common)
             continue
         choices = field.metadata["choices"]
         metavar = "|".join(choices) if choices else types[0].__name__.upper()
@@ -314,7 +314,7 @@ def add_output(parser: Parser, help: str, required: bool) -> None:
 
 def lock_output(output: Path, wait: bool) -> None:
     """Lock a directory, which need not exist, until this command ends. Called before heavy imports."""
-    acquire(output, wait=wait, report=warn, remedy="wait for it with --wait, or give another --output")
+    acquire(output, wait=wait, log=warn, remedy="wait for it with --wait, or give another --output")
 
 
 def number_type(kind: type, where: str) -> Callable[[str], Any]:

@@ -32,7 +32,7 @@ class SettingsGroup:
 
     def __init__(self, name: str, kind: type, title: str, *only: str) -> None:
         self.name, self.kind, self.title = name, kind, title
-        self.only = only or tuple(each.name for each in fields(kind) if each.metadata["flag"])
+        self.only = only or tuple(field.name for field in fields(kind) if field.metadata["flag"])
 
     def read(self, arguments: argparse.Namespace) -> Any:
         """Return the settings: defaults, overridden by flags. Raises `ConfigError` if a value is not allowed."""

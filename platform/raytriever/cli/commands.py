@@ -33,7 +33,7 @@ class Row(NamedTuple):
         self.command.main(name, self.help, words)
 
 
-PREPARE, TRAIN, MEASURE, USE, OPERATE = "Prepare data", "Train", "Measure", "Use a model", "Operate"
+PREPARE, TRAIN, EVALUATE, USE, OPERATE = "Prepare data", "Train", "Measure", "Use a model", "Operate"
 _CLI = "raytriever.cli"
 
 COMMANDS = {
@@ -52,21 +52,23 @@ COMMANDS = {
         f"{_CLI}.data_commands:MINE",
     ),
     "score": Row(PREPARE, "score pairs with a cross-encoder, as a teacher for training", f"{_CLI}.data_commands:SCORE"),
-    "quickstart": Row(TRAIN, "train on the docstrings of Python, measure, print a table", f"{_CLI}.train:QUICKSTART"),
-    "train": Row(TRAIN, "train an encoder and measure it before and after", f"{_CLI}.train:TRAIN"),
-    "tune": Row(TRAIN, "search the settings of training and measure the best", f"{_CLI}.tune:TUNE"),
+    "quickstart": Row(TRAIN, "train on the docstrings of Python, evaluate, print a table", f"{_CLI}.train:QUICKSTART"),
+    "train": Row(TRAIN, "train an encoder and evaluate it before and after", f"{_CLI}.train:TRAIN"),
+    "tune": Row(TRAIN, "search the settings of training and evaluate the best", f"{_CLI}.tune:TUNE"),
     "study": Row(
-        TRAIN, "train and measure the arms of a file with several seeds, and test its claims", f"{_CLI}.study:STUDY"
+        TRAIN,
+        "train and evaluate the variants of a file with several seeds, and test its claims",
+        f"{_CLI}.study:STUDY",
     ),
-    "evaluate": Row(MEASURE, "measure models on data sets and compare them", f"{_CLI}.evaluate:EVALUATE"),
+    "evaluate": Row(EVALUATE, "evaluate models on data sets and compare them", f"{_CLI}.evaluate:EVALUATE"),
     "compare": Row(
-        MEASURE, "compare finished runs of training and evaluation on one HTML page", f"{_CLI}.evaluate:COMPARE"
+        EVALUATE, "compare finished runs of training and evaluation on one HTML page", f"{_CLI}.evaluate:COMPARE"
     ),
     "search": Row(USE, "find the best passages of a data set for a query", f"{_CLI}.model_commands:SEARCH"),
     "encode": Row(USE, "encode the passages or the queries of a data set", f"{_CLI}.model_commands:ENCODE"),
     "index": Row(
         USE,
-        "build an approximate index over the passages of a data set, or open, measure and search it",
+        "build an approximate index over the passages of a data set, or open, evaluate and search it",
         f"{_CLI}.model_commands:INDEX",
     ),
     "export": Row(

@@ -1,4 +1,4 @@
-"""`evaluate` and `compare`: measure models on data sets, and compare finished runs."""
+"""`evaluate` and `compare`: evaluate models on data sets, and compare finished runs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from raytriever.retrieval.endpoints.endpoint_settings import ENCODER, EncoderCon
 def check_evaluation(given: Given) -> None:
     """Raise `ConfigError` for settings that contradict each other."""
     config = given.evaluation
-    if config.suite == MTEB and len(config.widths) > 1:
-        raise ConfigError("names several widths, but --suite mteb evaluates only one", "--truncate-dim", "give one")
+    if config.suite == MTEB and len(config.dims) > 1:
+        raise ConfigError("names several dimensions, but --suite mteb evaluates only one", "--truncate-dim", "give one")
     # `without_effect` ignores settings that are False, and `--no-drop-own-id` sets `drop_own_id` to False.
     if config.suite == MTEB and "drop_own_id" in given.explicit_flags:
         raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
@@ -39,7 +39,7 @@ def evaluate(given: Given) -> Iterator[str]:
     from raytriever.evaluation.requested_models import read_models
 
     config, output, data, precision = given.evaluation, given.output, given.data, given.training.precision
-    models = read_models(given.models, replace(given.model, truncate_dim=config.model_width))
+    models = read_models(given.models, replace(given.model, truncate_dim=config.model_dim))
     session = given.encoding, output, given.fresh, given.trackers, warn
     if config.suite == MTEB:
         from raytriever.evaluation.mteb.mteb_evaluation import TABLE, build_mteb_job, raise_missing, run_mteb
@@ -70,7 +70,7 @@ def evaluate(given: Given) -> Iterator[str]:
         warn,
         data.bm25_language,
     )
-    run = partial(run_evaluation, job, report=write_evaluation_report)
+    run = partial(run_evaluation, job, write_page=write_evaluation_report)
     results = evaluate_in_session(run, *session)
     yield format_results(results)
     yield f"\nLaTeX: {output / LATEX}\n{output / RESULTS}"
@@ -104,16 +104,16 @@ EVALUATE = Command(
         Argument(
             "--calibrate",
             "choose thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the answers "
-            "shown), wrong-answers=0.05 or missed=0.1 (expected share of later queries, at most), answered=0.8 (of "
-            "the queries), f1 (of both), kept=0.95 (expected share of the relevant passages that are kept), "
+            "shown), wrong-answers=0.05 or missed=0.1 (expected fraction of later queries, at most), answered=0.8 (of "
+            "the queries), f1 (of both), kept=0.95 (expected fraction of the relevant passages that are kept), "
             "precision=0.9 or recall=0.8 (of pairs)",
-            metavar="AIM",
+            metavar="TARGET",
             nargs="+",
         ),
         Argument(
             "--unanswerable",
             "make queries without an answer, which thresholds take into account: removed (half of the queries lose "
-            "their answers; removed=0.2: a fifth), or data sets of other domains; their shares are measured",
+            "their answers; removed=0.2: a fifth), or data sets of other domains; their fractions are evaluated",
             UNANSWERABLE,
             metavar="KIND",
             nargs="+",
@@ -122,7 +122,7 @@ EVALUATE = Command(
         *TRACKERS,
     ],
     settings=[
-        SettingsGroup("evaluation", EvaluationConfig, "measuring"),
+        SettingsGroup("evaluation", EvaluationConfig, "evaluation"),
         SettingsGroup(
             "model",
             EncoderConfig,

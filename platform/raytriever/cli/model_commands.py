@@ -100,7 +100,7 @@ def encode(given: Given) -> Iterator[str]:
     precision = given.training.precision
     store = run_encoding(given.encoding, given.model, given.data, given.output, warn, precision=precision)
     size = sum(file.stat().st_size for name in (EMBEDDINGS, SCALES) for file in store.path.glob(f"*/*.{name}.npy"))
-    yield f"{len(store):,} embeddings of width {store.width}, {store.plan.dtype}, {size / 1e6:,.1f} MB"
+    yield f"{len(store):,} embeddings of dimension {store.dim}, {store.plan.dtype}, {size / 1e6:,.1f} MB"
     yield f"\n{given.output}"
 
 
@@ -113,10 +113,10 @@ ENCODE = Command(
 
 
 def index(given: Given) -> Iterator[str]:
-    """Build an approximate index, or open it, measure it and search it."""
+    """Build an approximate index, or open it, evaluate it and search it."""
     from raytriever.core.store.disk import files_below
-    from raytriever.retrieval.index.approximate.stored_index import FINDER
-    from raytriever.retrieval.search.approximate_search import format_answers, format_measurements, run_index
+    from raytriever.retrieval.index.approximate.stored_index import ANN_INDEX
+    from raytriever.retrieval.search.approximate_search import format_answers, format_recall, run_index
 
     opened = run_index(
         given.approximate,
@@ -130,14 +130,17 @@ def index(given: Given) -> Iterator[str]:
         embeddings=optional_path(given.embeddings),
         calibration=optional_path(given.calibration),
     )
-    embeddings, size = opened.index.embeddings, sum(file.stat().st_size for file in files_below(given.output / FINDER))
+    embeddings, size = (
+        opened.index.embeddings,
+        sum(file.stat().st_size for file in files_below(given.output / ANN_INDEX)),
+    )
     action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
     yield (
-        f"{given.approximate.index} over {len(embeddings):,} passages of width {embeddings.shape[1]}, {action}; "
+        f"{given.approximate.index} over {len(embeddings):,} passages of dimension {embeddings.shape[1]}, {action}; "
         f"{size / 1e6:,.1f} MB, and {embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
     if given.split:
-        yield "\n" + format_measurements(opened, given.split)
+        yield "\n" + format_recall(opened, given.split)
     if given.query:
         yield "\n" + format_answers(opened, given.query, given.top)
     yield f"\n{given.output}"

@@ -66,9 +66,9 @@ def _clean(runs: list[RunEntry], states: list[str], yes: bool) -> Iterator[str]:
         what = "`runs clean` needs the state of the runs to clean"
         raise ConfigError(what, remedy="give --finished, --interrupted or both")
     chosen = [run for run in runs if run.state in states and run.checkpoints]
-    size = sum(one.size for run in chosen for one in run.checkpoints)
+    size = sum(checkpoint.size for run in chosen for checkpoint in run.checkpoints)
     for run in chosen:
-        yield f"{run.path}: {describe_loss(run)}, {format_size(sum(one.size for one in run.checkpoints))}"
+        yield f"{run.path}: {describe_loss(run)}, {format_size(sum(checkpoint.size for checkpoint in run.checkpoints))}"
     if not chosen:
         yield "nothing to remove"
         return

@@ -14,7 +14,7 @@ from raytriever.training.training_settings import TrainingConfig
 MODEL = SettingsGroup("model", EncoderConfig, "model, or the service of openai:NAME", *ENCODER)
 DATA = SettingsGroup("data", DataConfig, "data", "dataset", "max_bad_rows")
 PRECISION = SettingsGroup("training", TrainingConfig, "arithmetic", "precision")
-PRECISION_AND_SEED = SettingsGroup("training", TrainingConfig, "arithmetic and random draws", "precision", "seed")
+PRECISION_AND_SEED = SettingsGroup("training", TrainingConfig, "arithmetic and random numbers", "precision", "seed")
 EMBEDDINGS = Argument(
     "--embeddings",
     "embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",

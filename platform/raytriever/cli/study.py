@@ -1,4 +1,4 @@
-"""`study`: train and measure the arms of a file, and test its claims."""
+"""`study`: train and evaluate the variants of a file, and test its claims."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_study(given: Given) -> None:
 
 
 def study(given: Given) -> Iterator[str]:
-    """Train and evaluate all arms; yield the table and the paths of the files."""
+    """Train and evaluate all variants; yield the table and the paths of the files."""
     from raytriever.evaluation.evaluation_files import LATEX
     from raytriever.experiments.study.outcome import PAGE, TABLE
     from raytriever.experiments.study.run_study import check_directory, run_study
@@ -51,7 +51,9 @@ STUDY = Command(
     check=check_study,
     output="folder to write runs, table and figures to",
     arguments=[
-        Argument("study", "data sets, arms and claims; docs/how-to/run-a-study.md", study_file, metavar="FILE.yaml"),
+        Argument(
+            "study", "data sets, variants and claims; docs/how-to/run-a-study.md", study_file, metavar="FILE.yaml"
+        ),
         Argument(
             "--seeds",
             "trainings of each row of the table, with seeds 0 to N-1 (default: set by the file)",

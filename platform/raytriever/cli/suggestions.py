@@ -64,6 +64,11 @@ _REMOVED = {
     "--refresh-ranks": "give --refresh-relative-margin",
     "--refresh-max-score": "give --refresh-relative-margin",
     "--refresh-absolute-margin": "give --refresh-relative-margin",
+    "--effort": "give --nprobe (ivf, ivfpq) or --ef-search (graphs)",
+    "--degree": "give --m",
+    "--build-beam": "give --ef-construction",
+    "--test-share": "give --test-fraction",
+    "--dev-share": "give --dev-fraction",
     "--gather-precision": "embeddings are sent in fp32; --loss-precision sets the precision of the loss's products",
 }
 
@@ -85,7 +90,7 @@ def suggest_for_flag(flag: str, known: Collection[str]) -> str:
         named = set(re.findall(r"--[a-z-]+", advice))
         if dashed.removeprefix("--") in others.split() and named <= set(known):
             return advice
-    return did_you_mean(dashed, [one for one in known if one not in ("-h", "--help", "--help-all")])
+    return did_you_mean(dashed, [name for name in known if name not in ("-h", "--help", "--help-all")])
 
 
 def suggest_for_command(word: str, commands: Collection[str]) -> str:

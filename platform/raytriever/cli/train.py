@@ -1,4 +1,4 @@
-"""`train` and `quickstart`: train an encoder, measure it before and after, and print the table.
+"""`train` and `quickstart`: train an encoder, evaluate it before and after, and print the table.
 
 The settings come from the defaults, a recipe, a configuration file and the flags."""
 
@@ -81,7 +81,7 @@ def resolve_settings(arguments: argparse.Namespace, may_have_stages: bool = True
         raise ConfigError(
             "`tune` cannot search a curriculum", f"--config {arguments.config}", "remove `stages:` from the file"
         )
-    check_own_losses(arguments, f"--config {arguments.config}", [each.loss.loss for each in config.trainings])
+    check_own_losses(arguments, f"--config {arguments.config}", [training.loss.loss for training in config.trainings])
     return config
 
 
@@ -90,7 +90,7 @@ def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable
 
     A loss file is a program, and somebody else may have written the settings."""
     named = [LossFile.parse(term) for term in terms_of(getattr(arguments, "loss", ""))]
-    known = {(os.path.realpath(own.file), own.name) for own in named if own}
+    known = {(os.path.realpath(loss_file.file), loss_file.name) for loss_file in named if loss_file}
     for term in (term for loss in losses for term in terms_of(loss)):
         own = LossFile.parse(term)
         if own is not None and (os.path.realpath(own.file), own.name) not in known:

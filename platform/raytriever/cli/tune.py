@@ -1,4 +1,4 @@
-"""`tune`: search the settings of `train`, measure the best trial, and print the tables."""
+"""`tune`: search the settings of `train`, evaluate the best trial, and print the tables."""
 
 from __future__ import annotations
 

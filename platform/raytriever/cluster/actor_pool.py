@@ -118,7 +118,7 @@ class ActorPool:
     def search(
         self,
         store: EmbeddingStore,
-        queries: Float32[ndarray, "queries width"],
+        queries: Float32[ndarray, "queries dim"],
         k: int,
         ties: Int64[ndarray, " documents"],
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
@@ -143,7 +143,7 @@ class PooledCorpus:
     store: EmbeddingStore
     order: TieOrder
 
-    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
+    def keys(self, queries: Float32[ndarray, "queries dim"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys; see `ActorPool.search`."""
         store = self.store
         # Check all queries before they are split into batches, so that an error has the position among all queries.
@@ -234,7 +234,7 @@ class PoolActor:
             yield {"shard": np.array(numbers[:1]), "error": np.array([serialize_error(error)])}
 
     def search(
-        self, path: str, shards: Sequence[int], queries: Float32[ndarray, "batch width"], k: int, order: TieOrder
+        self, path: str, shards: Sequence[int], queries: Float32[ndarray, "batch dim"], k: int, order: TieOrder
     ) -> Int64[ndarray, "batch k"] | UserError:
         """Return the k best documents of each query in the shards, as keys. All calls pass the same shards."""
         return result_or_error(lambda: self._open(path, shards, order).keys(queries, k))

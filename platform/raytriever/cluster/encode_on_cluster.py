@@ -27,7 +27,7 @@ from raytriever.models.prompts import Side
 from raytriever.retrieval.encoding.embed_corpus import encode_store, plan_embeddings
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
-from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
+from raytriever.retrieval.encoding.load_for_encoding import log_prompts, open_encoder
 from raytriever.retrieval.encoding.shard_encoder import encode_in_process, tokenization_of
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 
@@ -56,9 +56,9 @@ def run_encoding(
             max_bad_rows=data.max_bad_rows,
             tokenization=tokenization_of(retriever) if retriever.tokenizer else None,
             run=choose_runner(num_workers=0),
-            report=log,
+            log=log,
         )
-        report_prompts(retriever, opened.name, log)
+        log_prompts(retriever, opened.name, log)
         side: Side = "query" if config.side == "query" else "passage"
         # The number of tokens per batch changes the last bits of embeddings, so the plan of the store contains it.
         tokens = config.batch_tokens or retriever.token_budget("cuda" if on_gpus else "cpu")

@@ -18,7 +18,7 @@ import ray
 from ray.util.metrics import Gauge
 
 from raytriever.core.errors import LossInputError
-from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
+from raytriever.data.prepare.text_shards import ShardSummary, ShardWriter
 from raytriever.retrieval.encoding.embed_corpus import Runner
 from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
 from raytriever.training.parallel.strategies import NotFiniteError
@@ -113,7 +113,9 @@ class RunGauges(Gauges):
         """Set the gauges of a checkpoint that is about to be committed."""
         self.set(_CHECKPOINT[0], time.time(), _CHECKPOINT[1])
         disk = shutil.disk_usage(self._folder)
-        self.set("disk_free_share", disk.free / disk.total, "free share of the run's disk, 0 to 1, at a checkpoint")
+        self.set(
+            "disk_free_fraction", disk.free / disk.total, "free fraction of the run's disk, 0 to 1, at a checkpoint"
+        )
 
     def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Set the gauges of a step. A restarted group may repeat steps."""
@@ -127,8 +129,8 @@ class RunGauges(Gauges):
             self.set(name, value, f"{name.replace('_', ' ')} of the newest step of training")
 
 
-def with_ingest_gauges(writer: ShardWriter, reports: Iterator[ShardReport]) -> Iterator[ShardReport]:
-    """Yield the reports of an ingest job, and count its rows. The tag `run` names the folder of the first file."""
+def with_ingest_gauges(writer: ShardWriter, summaries: Iterator[ShardSummary]) -> Iterator[ShardSummary]:
+    """Yield the summaries of an ingest job, and count its rows. The tag `run` names the folder of the first file."""
     first = PurePath(writer.parts[0].where)
     gauges = Gauges(f"ingest/{first.parent.name or first.name}")
     rows = quarantined = 0
@@ -139,10 +141,10 @@ def with_ingest_gauges(writer: ShardWriter, reports: Iterator[ShardReport]) -> I
         gauges.set("ingest_quarantined", quarantined, "bad rows that were quarantined")
 
     update(True)
-    for report in reports:
-        rows, quarantined = rows + report.rows, quarantined + len(report.bad)
+    for summary in summaries:
+        rows, quarantined = rows + summary.rows, quarantined + len(summary.bad)
         update(True)
-        yield report
+        yield summary
     update(False)
 
 

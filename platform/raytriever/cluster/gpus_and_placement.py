@@ -37,7 +37,7 @@ def count_gpus() -> int:
 
 
 def gpus_of_trial(trial_gpus: float | None) -> float:
-    """Return the number of GPUs for each worker of a trial or of an arm of a study; 0 on a cluster without GPUs."""
+    """Return the number of GPUs for each worker of a trial or of a variant of a study; 0 on a cluster without GPUs."""
     if trial_gpus is None:
         return 1.0 if count_gpus() else 0.0
     if not count_gpus():

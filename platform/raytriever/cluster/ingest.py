@@ -1,9 +1,9 @@
 """Write shards of a data set with Ray Data, and prepare a data set as a separate job.
 
-1. One task per file reads chunks of raw rows; other tasks write the shards directly to the folder. Ray Data slows the
-   readers down if writers are behind, so the object store holds a few chunks only, for a corpus of any size.
+1. One task per file reads blocks of raw rows; other tasks write the shards directly to the folder. Ray Data slows the
+   readers down if writers are behind, so the object store holds a few blocks only, for a corpus of any size.
 2. If a process dies, Ray repeats its task without limit. So attempts are counted in files, and the preparation ends if
-   three processes have died on the same chunk.
+   three processes have died on the same block.
 3. User errors are sent between processes as JSON text, so nothing is unpickled for them."""
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from raytriever.cluster.ray_session import ray_session
 from raytriever.core.errors import DataError, ModelError, StorageError, UserError
 from raytriever.core.processes import TRIES
 from raytriever.core.store.disk import check_writable
-from raytriever.core.store.unfinished_parts import Attempts
+from raytriever.core.store.unfinished_pieces import Attempts
 from raytriever.data.data_settings import SplitConfig
 from raytriever.data.dataset_statistics import describe
-from raytriever.data.formats.file_chunks import FileChunk, read_chunks
+from raytriever.data.formats.file_blocks import FileBlock, read_blocks
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.corpus_tokenization import Tokenization
-from raytriever.data.prepare.prepare_dataset import Request, Runner, chunk_bytes, in_processes, prepare
-from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter
+from raytriever.data.prepare.prepare_dataset import Request, Runner, block_bytes, in_processes, prepare
+from raytriever.data.prepare.text_shards import WORK, ShardSummary, ShardWriter
 from raytriever.models.description import describe as describe_model
 from raytriever.models.description import prompt_table
 from raytriever.models.model_settings import ModelConfig
@@ -66,7 +66,7 @@ def deserialize_error(text: str) -> UserError:
 def choose_runner(num_workers: int) -> Runner:
     """Return a runner: it uses processes of this machine for inputs below `RAY_FROM` bytes, else Ray tasks."""
 
-    def run(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
+    def run(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSummary]:
         if total_bytes < RAY_FROM:
             yield from in_processes(writer, total_bytes)
         else:
@@ -76,13 +76,13 @@ def choose_runner(num_workers: int) -> Runner:
     return run
 
 
-def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """Write the shards of a data set in Ray tasks, and yield the report of each shard when it is done.
+def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSummary]:
+    """Write the shards of a data set in Ray tasks, and yield the summary of each shard when it is done.
 
     This is a `Runner` for preparations, and needs a Ray session."""
-    size = chunk_bytes(total_bytes)
-    # Each chunk is a separate block; otherwise one task would get many chunks. By default, Ray Data reserves half of
-    # the CPUs, in equal parts for readers and writers. Then one of two cores would have no writer.
+    size = block_bytes(total_bytes)
+    # Each row is a separate block of Ray Data; otherwise one task would get many blocks. By default, Ray Data reserves
+    # half of the CPUs, in equal parts for readers and writers. Then one of two cores would have no writer.
     with quiet_data_context(target_max_block_size=size // 2, op_resource_reservation_ratio=0.0):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
@@ -97,8 +97,8 @@ def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRep
             if error := row["error"]:
                 (writer.folder / _STOPPED).touch()
             else:
-                report = json.loads(row["report"])  # noqa: TID251 - a report of this program's own task
-                yield ShardReport(**{**report, "bad": tuple(report["bad"])})
+                summary = json.loads(row["summary"])  # noqa: TID251 - a report of this program's own task
+                yield ShardSummary(**{**summary, "bad": tuple(summary["bad"])})
         if error:
             raise deserialize_error(error)
 
@@ -121,52 +121,52 @@ def quiet_data_context(**settings: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of an input file in chunks. It yields a user error as a value."""
+    """Reader of an input file in blocks. It yields a user error as a value."""
 
     parts: tuple[Part, ...]
-    chunk_bytes: int
+    block_bytes: int
     stopped: Path
 
     def __call__(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         try:
-            for chunk in read_chunks(self.parts[row["part"]], row["part"], self.chunk_bytes):
+            for block in read_blocks(self.parts[row["part"]], row["part"], self.block_bytes):
                 if self.stopped.exists():
                     return
-                yield {**vars(chunk), "error": ""}
+                yield {**vars(block), "error": ""}
         except UserError as error:
-            yield {**vars(FileChunk(row["part"], -1, -1, b"")), "error": serialize_error(error)}
+            yield {**vars(FileBlock(row["part"], -1, -1, b"")), "error": serialize_error(error)}
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writer of a chunk as a shard; it returns a report. User errors are values, as Ray would retry exceptions."""
+    """Writer of a block as a shard; it returns a summary. User errors are values, as Ray would retry exceptions."""
 
     writer: ShardWriter
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         # Every core already has a task, so threads of the tokenizer would compete with other tasks.
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
-        reports, errors = [], []
+        summaries, errors = [], []
         for row in batch.to_pylist():
-            report, failure = "", row.pop("error")
+            summary, failure = "", row.pop("error")
             if not failure:
                 try:
-                    report = json.dumps(asdict(self._write(FileChunk(**row))))
+                    summary = json.dumps(asdict(self._write(FileBlock(**row))))
                 except UserError as error:
                     failure = serialize_error(error)
-            reports.append(report)
+            summaries.append(summary)
             errors.append(failure)
-        return pa.table({"report": pa.array(reports, pa.large_string()), "error": pa.array(errors, pa.string())})
+        return pa.table({"summary": pa.array(summaries, pa.large_string()), "error": pa.array(errors, pa.string())})
 
-    def _write(self, chunk: FileChunk) -> ShardReport:
-        """Write a chunk; raises `DataError` if too many processes have died on it."""
-        name = f"{chunk.part}-{chunk.number}"
+    def _write(self, block: FileBlock) -> ShardSummary:
+        """Write a block; raises `DataError` if too many processes have died on it."""
+        name = f"{block.part}-{block.number}"
         with Attempts(self.writer.folder / WORK) as attempts:
             if attempts.begin(name) >= TRIES:
-                raise self.writer.fatal(chunk)
-            report = self.writer(chunk)
+                raise self.writer.fatal(block)
+            summary = self.writer(block)
             attempts.end(name)
-        return report
+        return summary
 
 
 @dataclass(frozen=True)

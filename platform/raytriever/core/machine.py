@@ -21,7 +21,7 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _HUB = Path(".cache", "huggingface")  # models below the former `HOME`, which stay in use
 LONGEST_TEMPORARY = 40  # bytes in the path of the temporary folder; see `shorten_temporary_folder`
 SAFE_PATH = "PYTHONSAFEPATH"  # if set, Python does not add the working folder to `sys.path` of a new process
-UNKNOWN_SHARE = 0.5  # fraction of the memory that is assumed to be free if the system does not report it
+UNKNOWN_FRACTION = 0.5  # fraction of the memory that is assumed to be free if the system does not report it
 
 
 def usable_cores() -> int:
@@ -33,7 +33,7 @@ def free_system_memory() -> int:
     """Return the bytes that this process can still allocate. Other processes can allocate the same bytes."""
     amounts = memory_amounts()
     if "MemAvailable" not in amounts:
-        return int(total_memory() * UNKNOWN_SHARE)
+        return int(total_memory() * UNKNOWN_FRACTION)
     available = amounts["MemAvailable"]
     with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))

@@ -119,7 +119,7 @@ def _secrets(text: str) -> Iterator[Secret]:
         if _is_secret(name) or (of_store and not _HARMLESS.fullmatch(name.lower())):
             secrets.append(Secret(*match.span(2), f"a value of {name}"))
     end = 0
-    for secret in sorted(secrets, key=lambda one: (one.start, -one.end)):
+    for secret in sorted(secrets, key=lambda match: (match.start, -match.end)):
         if secret.start >= end:
             yield secret
             end = secret.end

@@ -54,7 +54,7 @@ def option(
     above: float | None = None,
     maximum: float | None = None,
     reads: Callable[[Any], Any] | None = None,
-    form: str | None = None,
+    metavar: str | None = None,
     needs: str | Need | tuple[str | Need, ...] = (),
     flag: bool = True,
 ) -> Any:
@@ -78,7 +78,14 @@ def option(
         Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
     ]
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "pattern": pattern, "minimum": minimum}
-    metadata |= {"above": above, "maximum": maximum, "reads": reads, "form": form, "needs": tuple(needed), "flag": flag}
+    metadata |= {
+        "above": above,
+        "maximum": maximum,
+        "reads": reads,
+        "metavar": metavar,
+        "needs": tuple(needed),
+        "flag": flag,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -120,7 +127,7 @@ def check_options(config: Any) -> None:
         pattern = rule.get("pattern")
         is_other = pattern is not None and re.fullmatch(pattern, str(value)) is not None
         if rule["choices"] is not None and value not in rule["choices"] and not is_other:
-            other = f", or give {rule['form']}" if pattern else ""
+            other = f", or give {rule['metavar']}" if pattern else ""
             raise ConfigError(f"unknown value {value!r}", where, did_you_mean(str(value), rule["choices"]) + other)
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError("is out of range", where, "give a number of at most 18 digits")
@@ -170,7 +177,7 @@ def without_effect(
 def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
     """Raise `ConfigError` for a setting that differs from its default but has no effect, given the other settings.
     `others` are further instances whose settings these may need; `only` names the settings to check, None for all."""
-    settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
+    settings = {name: value for instance in (*others, config) for name, value in vars(instance).items()}
     changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
     changed = [name for name in changed if only is None or name in only]
     for error in without_effect(settings, changed, needs_of(type(config))).values():

@@ -1,6 +1,6 @@
 """Paths from a user. `~` is expanded, an empty path is refused, and a missing file is reported before long work.
 
-A setting declares its kind of path: `option(default, help, reads=DATASET, form="PATH")`. The command line and the
+A setting declares its kind of path: `option(default, help, reads=DATASET, metavar="PATH")`. The command line and the
 configuration files read the value as that kind says. `fetch_paths` checks that the path exists before torch, Ray or
 transformers are imported. This module imports none of them."""
 
@@ -38,7 +38,7 @@ class PathKind:
     names: tuple[str, ...] = ()  # patterns of values that are names, not paths
     hub: bool = False  # whether `NAME` and `OWNER/NAME` may be a model of the Hugging Face hub
     separator: str = ""  # text between the paths, if a value may hold several paths; empty if a value is one path
-    form: str = "(.*)"  # pattern of a value such as `NAME=PATH`; its group is the path
+    pattern: str = "(.*)"  # pattern of a value such as `NAME=PATH`; its group is the path
     optional: bool = True  # whether the value may be empty in a file, which leaves the setting unset
     # Whether the path may be any URI, whose files are streamed without a copy. Otherwise a URI of an object store is
     # replaced by the path of its copy on this machine.
@@ -123,7 +123,7 @@ class PathKind:
 
     def _bare(self, part: str) -> str:
         part = part.strip() if self.separator else part
-        match = re.fullmatch(self.form, part, re.DOTALL)
+        match = re.fullmatch(self.pattern, part, re.DOTALL)
         return part if match is None or os.path.exists(part) else match[1]
 
     def _expanded(self, part: str) -> str:
@@ -177,7 +177,7 @@ DATASET = PathKind(
 )
 UNANSWERABLE = replace(DATASET, names=("removed", "removed=.*", *DATASET.names))
 DATASETS = replace(DATASET, separator=",", optional=True)
-DEV_DATASETS = replace(DATASETS, names=("own", *DATASET.names), form="([^#]*)(?:#.*)?")
+DEV_DATASETS = replace(DATASETS, names=("own", *DATASET.names), pattern="([^#]*)(?:#.*)?")
 MODEL = PathKind(
     "no such directory",
     "give a model directory, a hub name, or 'minilm'",

@@ -115,7 +115,9 @@ class TextColumn(Column):
 
 def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> list[str]:
     """Return the texts at `positions`, in that order. The column is in shards or in memory."""
-    return column.take(positions) if isinstance(column, Column) else [column[each] for each in positions.tolist()]
+    return (
+        column.take(positions) if isinstance(column, Column) else [column[position] for position in positions.tolist()]
+    )
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from raytriever.data.dataset import (
     TextPrompts,
     Tokens,
 )
-from raytriever.data.hashed_ids import Forms, key_of, keys_of
-from raytriever.data.records_and_bad_rows import QuarantineReport
+from raytriever.data.hashed_ids import TextHashes, key_of, keys_of
+from raytriever.data.records_and_bad_rows import Quarantine
 
 
 class Chained(Column):
@@ -66,7 +66,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     names = _number_repeats([dataset.name for dataset in datasets])
     documents, queries = [dataset.documents for dataset in datasets], [dataset.queries for dataset in datasets]
     starts = list(
-        zip(*(_starts([len(each) for each in side])[:-1].tolist() for side in (queries, documents)), strict=True)
+        zip(*(_starts([len(texts) for texts in side])[:-1].tolist() for side in (queries, documents)), strict=True)
     )
 
     def by_split(tables: Sequence[Mapping[str, Any]], join: Callable[[Sequence[tuple[Any, int, int]]], Any]) -> Any:
@@ -83,16 +83,16 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
             Chained([side.texts for side in documents]),
             stored_digest=_digest([side.digest for side in documents], names),
             bm25_language=documents[0].bm25_language,
-            stored_forms=_chained_forms([side.stored_forms for side in documents]),
+            stored_hashes=_chained_hashes([side.stored_hashes for side in documents]),
         ),
         queries=Queries(
             _chained_ids([side.ids for side in queries], names),
             Chained([side.texts for side in queries]),
             stored_digest=_digest([side.digest for side in queries], names),
-            stored_forms=_chained_forms([side.stored_forms for side in queries]),
+            stored_hashes=_chained_hashes([side.stored_hashes for side in queries]),
         ),
         judgements=by_split([dataset.judgements for dataset in datasets], _concatenated),
-        quarantine=QuarantineReport(tuple(entry for dataset in datasets for entry in dataset.quarantine.entries)),
+        quarantine=Quarantine(tuple(entry for dataset in datasets for entry in dataset.quarantine.entries)),
         absent=by_split([dataset.absent for dataset in datasets], _concatenated_absent),
         unanswerable=by_split(
             [dataset.unanswerable for dataset in datasets],
@@ -103,7 +103,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     )
 
 
-def _chained_forms(parts: Sequence[Forms | None]) -> Forms | None:
+def _chained_hashes(parts: Sequence[TextHashes | None]) -> TextHashes | None:
     """Return the hashes of all texts, to find copies across data sets. Return None if a data set stores no hashes."""
     stored = [part for part in parts if part is not None]
     return np.concatenate(stored) if len(stored) == len(parts) else None
@@ -147,17 +147,17 @@ def _chained_ids(columns: Sequence[Sequence[str]], names: Sequence[str]) -> Chai
 
 def _chained_tokens(tokens: Sequence[Tokens | None]) -> Tokens | None:
     """Return the tokens of all data sets if they have the same tokenizer, else None. Their prompts may differ."""
-    present = [each for each in tokens if each is not None]
-    digests, tokenizers = {each.digest for each in present}, {each.tokenizer for each in present}
+    present = [table for table in tokens if table is not None]
+    digests, tokenizers = {dataset.digest for dataset in present}, {dataset.tokenizer for dataset in present}
     if len(present) < len(tokens) or (len(digests) > 1 and (len(tokenizers) > 1 or "" in tokenizers)):
         return None
     return Tokens(
-        _chained_column([each.queries for each in present]),
-        _chained_column([each.documents for each in present]),
-        digests.pop() if len(digests) == 1 else _digest([each.digest for each in present], ()),
+        _chained_column([dataset.queries for dataset in present]),
+        _chained_column([dataset.documents for dataset in present]),
+        digests.pop() if len(digests) == 1 else _digest([dataset.digest for dataset in present], ()),
         present[0].tokenizer,
-        TextPrompts.chained([each.query_prompts for each in present]),
-        TextPrompts.chained([each.document_prompts for each in present]),
+        TextPrompts.chained([dataset.query_prompts for dataset in present]),
+        TextPrompts.chained([dataset.document_prompts for dataset in present]),
     )
 
 
@@ -167,7 +167,7 @@ def _chained_column(columns: Sequence[TokenColumn]) -> TokenColumn:
     if any(column.rows.live is not None for column in columns):
         starts = _starts([int(column.rows.starts[-1]) for column in columns])
         rows = [np.arange(len(column)) if column.rows.live is None else column.rows.live for column in columns]
-        live = np.concatenate([start + each for start, each in zip(starts[:-1], rows, strict=True)])
+        live = np.concatenate([start + row for start, row in zip(starts[:-1], rows, strict=True)])
     ids, offsets = ([shard for column in columns for shard in getattr(column, name)] for name in ("ids", "offsets"))
     return TokenColumn(ids, offsets, Rows.of(sizes, live))
 

@@ -15,30 +15,33 @@ from raytriever.data.languages import AUTO, LANGUAGES
 class SplitConfig:
     """Settings of the division of questions into train, dev and test, if no column or file name gives the split."""
 
-    test_share: float | None = option(
+    test_fraction: float | None = option(
         None,
-        "share of the questions that are test (default: 0.1, or more for 50 questions, at most 0.3)",
+        "fraction of the questions that are test (default: 0.1, or more for 50 questions, at most 0.3)",
         minimum=0,
         maximum=1,
     )
-    dev_share: float | None = option(
-        None, f"share of the questions that are dev (default: as {flag_of('test_share')})", minimum=0, maximum=1
+    dev_fraction: float | None = option(
+        None, f"fraction of the questions that are dev (default: as {flag_of('test_fraction')})", minimum=0, maximum=1
     )
     test_questions: str = option(
         "",
         "file of questions with the same columns that are all test; the others are then train and dev",
         reads=QUESTIONS,
-        form="FILE",
+        metavar="FILE",
     )
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Settings of data sets, their splits, the training examples made from them, and the allowed share of bad rows."""
+    """Settings of data sets, their splits, the training examples made from them, and the allowed fraction of bad
+    rows."""
 
-    dataset: str = option("pydocs", "`pydocs`, path or URI; see docs/reference/formats.md", reads=DATASET, form="PATH")
+    dataset: str = option(
+        "pydocs", "`pydocs`, path or URI; see docs/reference/formats.md", reads=DATASET, metavar="PATH"
+    )
     extra_datasets: str = option(
-        "", "further data sets to train on, separated by commas", reads=DATASETS, form="PATH,PATH"
+        "", "further data sets to train on, separated by commas", reads=DATASETS, metavar="PATH,PATH"
     )
     train_split: str = option("train", "split that is trained on")
     dev_split: str = option("dev", "split for validation, which decides when training stops")
@@ -47,7 +50,7 @@ class DataConfig:
         False, "allow training on an evaluated split, or on more than 5 % of its queries"
     )
     max_bad_rows: float = option(
-        0.01, "share of a file's rows that may be bad before the job stops", minimum=0, maximum=1
+        0.01, "fraction of a file's rows that may be bad before the job stops", minimum=0, maximum=1
     )
     positives_per_query: int = option(1, "largest number of positives of a query in its group", minimum=1)
     negatives_per_query: int = option(0, "hard negatives sampled for each query", minimum=0)
@@ -57,20 +60,20 @@ class DataConfig:
         choices=("all", "human", "llm", "human-first"),
     )
     positives_order: str = option(
-        "drawn",
-        "selection of positives: drawn at random in each epoch, or ranked: always the best-ranked ones",
-        choices=("drawn", "ranked"),
+        "sampled",
+        "selection of positives: sampled in each epoch, or ranked: always the best-ranked ones",
+        choices=("sampled", "ranked"),
     )
     negatives_table: str = option(
         "",
         "hard negatives of `raytriever mine` (default: found by BM25)",
         reads=NEGATIVES,
-        form="PATH",
+        metavar="PATH",
         needs="negatives_per_query",
     )
     negatives_mix: str = option(
         "",
-        "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
+        "fractions of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
         "`bm25=0.5,random=0.5` (default: all negatives of a query have equal weight)",
         needs="negatives_per_query",
         flag=False,
@@ -80,7 +83,7 @@ class DataConfig:
         "scores of positives and hard negatives by a teacher, written by `raytriever score`; for several data sets one "
         "path each in their order, separated by commas",
         reads=SCORES,
-        form="PATH",
+        metavar="PATH",
     )
     dataset_weights: str = option(
         "",
@@ -134,7 +137,7 @@ class ImportConfig(SplitConfig):
         "CSV, TSV or JSONL file of questions with the columns question and file, and perhaps answer, anchor, id, "
         "answerable and split",
         reads=QUESTIONS,
-        form="FILE",
+        metavar="FILE",
     )
     columns: str = option(
         "",

@@ -29,9 +29,9 @@ from raytriever.core.reading.regular_files import check_regular, open_regular
 from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import committed_directory
 from raytriever.core.store.object_stores import LOCAL, SCHEMES, PatientFile, is_uri, open_file_system
-from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.store.unfinished_pieces import make_once
 
-_FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
+_PATTERN = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
 
 
 def pinned(uri: str) -> str:
@@ -41,7 +41,7 @@ def pinned(uri: str) -> str:
     from huggingface_hub.errors import HfHubHTTPError
 
     where = setting("dataset", uri)
-    match = _FORM.fullmatch(uri.rstrip("/"))
+    match = _PATTERN.fullmatch(uri.rstrip("/"))
     if match is None:
         raise DataError("is not an address on the hub", where, "write hf://datasets/ORG/NAME[@REVISION]")
     try:
@@ -276,8 +276,8 @@ class Files:
                 return None
             for file in sorted(self.tables, key=len, reverse=True):
                 text = text.replace(f"{folder}/{file}", self.tables[file][0])
-            for own, column in self.columns.items():
-                text = text.replace(f'"{own}"', f'"{column}"')
+            for name, column in self.columns.items():
+                text = text.replace(f'"{name}"', f'"{column}"')
             return text.replace(str(folder), "the data")
 
         error.args = tuple(map(renamed, error.args))
@@ -298,9 +298,9 @@ def json_value(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
-        return {str(key): json_value(one) for key, one in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(one) for one in value]
+        return [json_value(item) for item in value]
     if isinstance(value, str | int | None):
         return value
     if type(value).__name__ in ("NAType", "NaTType"):

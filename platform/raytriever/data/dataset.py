@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.columns import Answers, Column, QueryPrompts, TokenColumn, texts_at
-from raytriever.data.hashed_ids import Copies, Forms, digest_of, forms_of, key_of
-from raytriever.data.records_and_bad_rows import QuarantineReport
+from raytriever.data.hashed_ids import Copies, TextHashes, digest_of, hash_texts, key_of
+from raytriever.data.records_and_bad_rows import Quarantine
 from raytriever.models.prompts import TITLE, fill_title
 
 
@@ -23,7 +23,7 @@ from raytriever.models.prompts import TITLE, fill_title
 class Documents:
     """Corpus: three columns of equal length. The title or the text of a passage may be empty, but not both.
 
-    `stored_digest` and `stored_forms` are the values of `digest` and `forms` that the writer of the columns computed
+    `stored_digest` and `stored_hashes` are the values of `digest` and `hashes` that the writer of the columns computed
     (see `hashed_ids`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect the language."""
 
     ids: Sequence[str]
@@ -31,7 +31,7 @@ class Documents:
     texts: Sequence[str]
     stored_digest: str | None = None
     bm25_language: str | None = None
-    stored_forms: Forms | None = None
+    stored_hashes: TextHashes | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,24 +43,24 @@ class Documents:
         return self.stored_digest or digest_of(map(key_of, self.ids), contents)
 
     @cached_property
-    def forms(self) -> Forms:
-        """Forms (hashes) of the passages. If the forms are not stored, every passage is read."""
-        return forms_of(Passages(self)) if self.stored_forms is None else self.stored_forms
+    def hashes(self) -> TextHashes:
+        """Hashes (hashes) of the passages. If the hashes are not stored, every passage is read."""
+        return hash_texts(Passages(self)) if self.stored_hashes is None else self.stored_hashes
 
     @cached_property
     def copies(self) -> Copies:
         """Passages that are copies of earlier ones."""
-        return Copies.of(self.forms)
+        return Copies.of(self.hashes)
 
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries of all splits: two columns of equal length; `stored_digest` and `stored_forms` as in `Documents`."""
+    """Queries of all splits: two columns of equal length; `stored_digest` and `stored_hashes` as in `Documents`."""
 
     ids: Sequence[str]
     texts: Sequence[str]
     stored_digest: str | None = None
-    stored_forms: Forms | None = None
+    stored_hashes: TextHashes | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -71,14 +71,14 @@ class Queries:
         return self.stored_digest or digest_of(map(key_of, self.ids), map(key_of, self.texts))
 
     @cached_property
-    def forms(self) -> Forms:
-        """Forms (hashes) of the queries, without their prompts."""
-        return forms_of(self.texts) if self.stored_forms is None else self.stored_forms
+    def hashes(self) -> TextHashes:
+        """Hashes (hashes) of the queries, without their prompts."""
+        return hash_texts(self.texts) if self.stored_hashes is None else self.stored_hashes
 
     @cached_property
     def copies(self) -> Copies:
         """Queries that are copies of earlier ones."""
-        return Copies.of(self.forms)
+        return Copies.of(self.hashes)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class TextPrompts:
         own = [(start, column.own) for start, column in zip(starts, columns, strict=False) if column.own is not None]
         if not own:
             return cls(runs)
-        queries = np.concatenate([start + each.queries for start, each in own])
-        return cls(runs, QueryPrompts(queries, [str(text) for _, each in own for text in each.texts]))
+        queries = np.concatenate([start + prompts.queries for start, prompts in own])
+        return cls(runs, QueryPrompts(queries, [str(text) for _, prompts in own for text in prompts.texts]))
 
     def of(self, positions: ndarray) -> list[str]:
         """Return the prompt of each text."""
@@ -106,7 +106,9 @@ class TextPrompts:
         prompts = [self.runs[run][1] for run in np.searchsorted(ends, positions, side="right")]
         if self.own is None:
             return prompts
-        return [own or prompt for own, prompt in zip(self.own.of(positions.tolist(), ""), prompts, strict=True)]
+        return [
+            of_query or prompt for of_query, prompt in zip(self.own.of(positions.tolist(), ""), prompts, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class NegativeRows:
     scores: Float32[ndarray, " rows"]
 
 
-def positions_of_runs(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
+def positions_of_run_files(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
     """Return concatenated runs of positions. Run i has `counts[i]` consecutive positions, from `starts[i]` on."""
     return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
 
@@ -234,7 +236,9 @@ class Passages(Column):
 
     def take(self, positions: ndarray) -> list[str]:
         """See `Column.take`."""
-        return list(map(joined, *(texts_at(each, positions) for each in (self.documents.titles, self.documents.texts))))
+        return list(
+            map(joined, *(texts_at(column, positions) for column in (self.documents.titles, self.documents.texts)))
+        )
 
     def __iter__(self) -> Iterator[str]:
         return map(joined, self.documents.titles, self.documents.texts)
@@ -267,7 +271,7 @@ class RetrievalDataset:
     documents: Documents
     queries: Queries
     judgements: Mapping[str, Judgements]
-    quarantine: QuarantineReport = field(default_factory=QuarantineReport)
+    quarantine: Quarantine = field(default_factory=Quarantine)
     tokens: Tokens | None = None
     negatives: NegativeRows | None = None
     answers: Answers | None = None

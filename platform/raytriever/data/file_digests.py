@@ -97,7 +97,7 @@ def _bound_memos() -> None:
     with suppress(OSError):
         memos = list(os.scandir(cache_folder() / "digests"))
         if len(memos) > MOST_MEMOS:
-            for memo in sorted(memos, key=lambda one: one.stat().st_mtime)[: len(memos) // 2]:
+            for memo in sorted(memos, key=lambda path: path.stat().st_mtime)[: len(memos) // 2]:
                 os.unlink(memo)
 
 

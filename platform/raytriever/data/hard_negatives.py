@@ -6,7 +6,8 @@ a gigabyte. `NegativesTable.of` builds every table, by two rules:
 1. If a document is relevant to a query or to an equal query, neither it nor a copy of it (`data.hashed_ids`) is a
    negative of the query. Such rows are left out and counted.
 2. A document occurs once in the rows of a query. If two origins found it, it belongs to the origin that ranked it
-   higher; at equal ranks, to the first in `ORIGINS`. So no group has a document twice, and shares by origin are exact.
+   higher; at equal ranks, to the first in `ORIGINS`. So no group has a document twice, and fractions by origin are
+   exact.
 
 On disk a table names queries and documents by id, so it stays valid when positions change. It is a committed
 directory (`store`) of files `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
@@ -163,7 +164,7 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
 
 
 PART_ROWS = 1 << 22  # maximum number of rows of a Parquet file
-ROW_BYTES = 16  # estimated size of a compressed row on the disk, with its share of the ids
+ROW_BYTES = 16  # estimated size of a compressed row on the disk, with its fraction of the ids
 COLUMNS = ("query", "document", "origin", "rank", "score", "round")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))
 _REMEDY = f"the columns are {', '.join(COLUMNS)}"

@@ -5,8 +5,8 @@ Matching the ids of documents with those of judgements needs 16 bytes per id, ho
 Two texts are copies if they are equal after Unicode normalization (NFKC), case folding, the removal of invisible
 characters, and the replacement of each run of white space by one space. Title and text of a passage are joined, as an
 encoder reads them. A copy of a positive is never a negative, and an answer to a question answers copies of the
-question. `prepare` stores a hash of 8 bytes for each text, called its form. The probability that two different texts
-among ten million have the same form is 3 in a million."""
+question. `prepare` stores a hash of 8 bytes for each text, called its text hash. The probability that two different
+texts among ten million have the same form is 3 in a million."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from numpy import ndarray
 
 from raytriever.core.reading.characters import remove_invisible
 
-WIDTH = 16  # bytes of a key
+KEY_BYTES = 16  # bytes of a key
 Keys = UInt64[ndarray, "rows 2"]
 
 
 def key_of(*texts: str) -> bytes:
     """Return the BLAKE2b hash of texts. Lengths are hashed too, so ("ab", "c") and ("a", "bc") differ."""
     if len(texts) == 1:
-        return hashlib.blake2b(texts[0].encode(), digest_size=WIDTH).digest()
-    state = hashlib.blake2b(digest_size=WIDTH)
+        return hashlib.blake2b(texts[0].encode(), digest_size=KEY_BYTES).digest()
+    state = hashlib.blake2b(digest_size=KEY_BYTES)
     for text in texts[:-1]:
         raw = text.encode()
         state.update(b"%d:" % len(raw) + raw)
@@ -89,8 +89,8 @@ class KeyIndex:
         return np.where(same, self._order[np.minimum(positions, last)], -1)
 
 
-_FORM_BYTES = 8
-Forms = UInt64[ndarray, " texts"]
+_HASH_BYTES = 8
+TextHashes = UInt64[ndarray, " texts"]
 
 
 def normalize(text: str) -> str:
@@ -105,11 +105,11 @@ def as_utf8(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def forms_of(texts: Iterable[str]) -> Forms:
-    """Return the form (hash) of each text. Copies have equal forms."""
+def hash_texts(texts: Iterable[str]) -> TextHashes:
+    """Return the form (hash) of each text. Copies have equal hashes."""
     joined = bytearray()
     for text in texts:
-        joined += hashlib.blake2b(normalize(text).encode(), digest_size=_FORM_BYTES).digest()
+        joined += hashlib.blake2b(normalize(text).encode(), digest_size=_HASH_BYTES).digest()
     return np.frombuffer(joined, dtype="<u8")
 
 
@@ -121,15 +121,15 @@ class Copies:
     firsts: Int64[ndarray, " copies"]  # for each copy, the position of the first equal text
 
     @classmethod
-    def of(cls, forms: Forms) -> Copies:
-        """Find the copies in a column, from the forms of its texts."""
-        ordered = np.sort(forms)
+    def of(cls, hashes: TextHashes) -> Copies:
+        """Find the copies in a column, from the hashes of its texts."""
+        ordered = np.sort(hashes)
         shared = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
         if not len(shared):
             return cls(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        nearest = np.minimum(np.searchsorted(shared, forms), len(shared) - 1)
-        members = np.flatnonzero(shared[nearest] == forms)
-        _, first, group = np.unique(forms[members], return_index=True, return_inverse=True)
+        nearest = np.minimum(np.searchsorted(shared, hashes), len(shared) - 1)
+        members = np.flatnonzero(shared[nearest] == hashes)
+        _, first, group = np.unique(hashes[members], return_index=True, return_inverse=True)
         firsts = members[first[group]]
         is_copy = firsts != members
         return cls(members[is_copy], firsts[is_copy])

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 AUTO, ENGLISH, OTHER = "auto", "en", "other"
 SAMPLE_SIZE, SAMPLE_CHARACTERS = 200, 1_000  # number of texts in the sample, and number of characters read of each
-# Minimum share of function words among the words of a text in the Latin script.
-_LEAST_SHARE = 0.08
-# Minimum share of the letters of another script than Latin among all letters.
+# Minimum fraction of function words among the words of a text in the Latin script.
+_LEAST_FRACTION = 0.08
+# Minimum fraction of the letters of another script than Latin among all letters.
 _LEAST_LETTERS = 0.3
 
 
@@ -109,12 +109,12 @@ def detect(texts: Sequence[str]) -> str:
 
 
 def _by_function_words(words: Sequence[str]) -> str:
-    """Return the language with the largest share of function words. Return English if the share is not clear."""
+    """Return the language with the largest fraction of function words. Return English if the fraction is not clear."""
     counts = Counter(words)
-    shares = {
+    fractions = {
         code: sum(counts[word] for word in language.function_words.split()) / max(1, len(words))
         for code, language in LANGUAGES.items()
         if language.function_words
     }
-    best = max(shares, key=lambda code: shares[code])
-    return best if shares[best] >= _LEAST_SHARE and shares[best] > 1.5 * shares[ENGLISH] else ENGLISH
+    best = max(fractions, key=lambda code: fractions[code])
+    return best if fractions[best] >= _LEAST_FRACTION and fractions[best] > 1.5 * fractions[ENGLISH] else ENGLISH

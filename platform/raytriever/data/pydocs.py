@@ -24,7 +24,7 @@ from raytriever.core.progress import activity
 from raytriever.core.store.cache import cache_folder
 from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.core.store.disk import walk
-from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.store.unfinished_pieces import make_once
 from raytriever.data.formats.beir import QRELS_HEADER
 
 PYDOCS = "pydocs"
@@ -51,8 +51,8 @@ class Pair:
     @property
     def split(self) -> str:
         """Split by the hash of the name."""
-        share = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) / 2**64
-        return "test" if share < _TEST_BELOW else "dev" if share < _DEV_BELOW else "train"
+        fraction = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) / 2**64
+        return "test" if fraction < _TEST_BELOW else "dev" if fraction < _DEV_BELOW else "train"
 
 
 @activity("reading the docstrings of this Python")

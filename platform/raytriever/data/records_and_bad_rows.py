@@ -110,7 +110,7 @@ class BadRow(ValueError):
 
 
 @dataclass(frozen=True)
-class QuarantineReport:
+class Quarantine:
     """Bad rows of a data set, each `{"file", "row", "reason", "raw"}`, and the path of the file that lists them."""
 
     entries: tuple[Mapping[str, Any], ...] = ()
@@ -127,7 +127,7 @@ class QuarantineReport:
         return len(self.entries)
 
     @classmethod
-    def read(cls, folder: Path | str) -> QuarantineReport:
+    def read(cls, folder: Path | str) -> Quarantine:
         """Read the report that `write` wrote. Without a file it is empty. Raise `StorageError` for a damaged file."""
         path = Path(folder) / QUARANTINE
         if not path.exists():
@@ -139,11 +139,11 @@ class QuarantineReport:
         ]
         return cls(tuple(entries), path)
 
-    def without(self, files: Set[str]) -> QuarantineReport:
+    def without(self, files: Set[str]) -> Quarantine:
         """Return the report without the rows of these files."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry["file"] not in files))
 
-    def write(self, folder: Path | str) -> QuarantineReport:
+    def write(self, folder: Path | str) -> Quarantine:
         """Write the rows to `folder/quarantine.jsonl`. If there are no rows, remove an earlier file. Return the report
         with the path of the file."""
         path = Path(folder) / QUARANTINE
@@ -166,13 +166,13 @@ def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
     return {"file": where, "row": row, "reason": reason, "raw": raw[:_RAW_BYTES].decode(errors="replace")}
 
 
-def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_share: float) -> None:
-    """Check the share of bad rows of a file that was read to its end.
+def check_fraction(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_fraction: float) -> None:
+    """Check the fraction of bad rows of a file that was read to its end.
 
-    `first` is the first bad row. `max_share` is from 0 to 1; the allowed number of bad rows is rounded up. Unless
-    `max_share` is 1, at least one row of the file must be good. Raise `DataError` if too many rows are bad."""
+    `first` is the first bad row. `max_fraction` is from 0 to 1; the allowed number of bad rows is rounded up. Unless
+    `max_fraction` is 1, at least one row of the file must be good. Raise `DataError` if too many rows are bad."""
     # Round up: in a small file, one bad row is more than 1 % of the rows, but no reason to refuse the others.
-    if first is None or (bad <= math.ceil(max_share * rows) and (bad < rows or max_share == 1)):
+    if first is None or (bad <= math.ceil(max_fraction * rows) and (bad < rows or max_fraction == 1)):
         return
     if str(first["reason"]).startswith(UNKNOWN_DOCUMENT) and bad > rows / 2:
         raise DataError(
@@ -183,7 +183,7 @@ def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None
         )
     raise DataError(
         f"{first['reason']}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
-        f"than the {max_share * 100:g} % allowed by {setting('max_bad_rows')}",
+        f"than the {max_fraction * 100:g} % allowed by {setting('max_bad_rows')}",
         where=f"{where} row {first['row']}",
         remedy=f"correct the rows, or raise {setting('max_bad_rows')}",
     )

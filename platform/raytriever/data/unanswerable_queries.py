@@ -10,7 +10,7 @@ import numpy as np
 
 from raytriever.data.combine_datasets import Chained
 from raytriever.data.dataset import Judgements, Queries, RetrievalDataset
-from raytriever.data.hashed_ids import forms_of, key_of
+from raytriever.data.hashed_ids import hash_texts, key_of
 
 
 def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:
@@ -36,12 +36,12 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
     state = hashlib.sha256(queries.digest.encode())
     for name, text in zip(ids, texts, strict=True):
         state.update(key_of(name, text))
-    forms = None if queries.stored_forms is None else np.concatenate([queries.stored_forms, forms_of(texts)])
+    hashes = None if queries.stored_hashes is None else np.concatenate([queries.stored_hashes, hash_texts(texts)])
     before = dataset.unanswerable.get(split, np.zeros(0, np.int64))
     empty = np.zeros(0, np.int64)
     return replace(
         dataset,
-        queries=Queries(Chained([queries.ids, ids]), Chained([queries.texts, texts]), state.hexdigest(), forms),
+        queries=Queries(Chained([queries.ids, ids]), Chained([queries.texts, texts]), state.hexdigest(), hashes),
         judgements={split: Judgements(empty, empty, empty), **dataset.judgements},
         tokens=None,
         unanswerable={**dataset.unanswerable, split: np.append(before, np.arange(first, first + len(texts)))},

@@ -16,17 +16,17 @@ from numpy import ndarray
 from raytriever.core.errors import DataError
 from raytriever.core.progress import activity
 from raytriever.data.hashed_ids import key_of
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation, pool_scores
 from raytriever.evaluation.evaluate_split import Evaluation, UnansweredRanking
 from raytriever.evaluation.kept_passages import PassageDecision, decide_passages, notes_on_passages
-from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
 from raytriever.evaluation.protocol import (
-    ANSWER_AIMS,
-    PAIR_AIMS,
+    ANSWER_TARGETS,
+    PAIR_TARGETS,
     REMOVED,
     JudgedQueries,
-    WantedAim,
-    aim_text,
+    ThresholdTarget,
     is_missed,
+    target_text,
 )
 from raytriever.evaluation.results import ConfidenceRow, ErrorRow, ThresholdRow, finite
 from raytriever.metrics.answer_confidence import (
@@ -43,8 +43,8 @@ from raytriever.metrics.answer_confidence import (
 from raytriever.metrics.answer_threshold import (
     CONFORMAL,
     FEWEST_ANSWERED,
-    AnswerAim,
     AnswerDecision,
+    AnswerTarget,
     Threshold,
     achieve_answers,
     decide,
@@ -70,7 +70,7 @@ from raytriever.metrics.selective_retrieval import (
 from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 
 _SAMPLES = 500  # bootstrap samples for the interval of an area under the curve
-_Shares = dict[str, Proportion]
+_Fractions = dict[str, Proportion]
 
 
 @dataclass(frozen=True)
@@ -83,45 +83,47 @@ class ModelDecision:
     # Thresholds of pairs with what they achieve; None for a target that is out of reach.
     pairs: list[tuple[Threshold, PairsAchieved | None]]
     error: CalibrationError
-    # For each threshold of answers, the shares of unanswerable questions that are answered although they did not take
-    # part in choosing it.
+    # For each threshold of answers, the fractions of unanswerable questions that are answered although they did not
+    # take part in choosing it.
     unasked: list[dict[str, Proportion]]
     passages: PassageDecision | None = None
 
 
 @activity("choosing the thresholds")
 def decide_dataset(
-    measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str = ENTROPY, removed: float = 0.0
+    evaluated: DatasetEvaluation, targets: Sequence[ThresholdTarget], confidence: str = ENTROPY, removed: float = 0.0
 ) -> list[ModelDecision]:
     """Choose and check thresholds of each model.
 
     Args:
-        aims: targets of the thresholds; if there are none, nothing is decided.
+        targets: targets of the thresholds; if there are none, nothing is decided.
         confidence: name of the confidence that decides whether a question is answered.
-        removed: share of the questions whose answers are removed from the corpus.
+        removed: fraction of the questions whose answers are removed from the corpus.
     """
-    of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
-    of_passages = [wanted for aim, wanted in aims if aim == KEPT and wanted is not None]
+    of_answers = [(target, wanted) for target, wanted in targets if target in ANSWER_TARGETS]
+    of_passages = [wanted for target, wanted in targets if target == KEPT and wanted is not None]
     decisions = []
     asks_bm25 = bool(of_answers or of_passages) and confidence == COMBINED
-    indexes = [Bm25Index.of(part.dataset.documents) if asks_bm25 else None for part in measured.parts]
-    for model in measured.parts[0].calibration if aims else ():
-        pools, checked = pool_scores([part.calibration[model] for part in measured.parts]), measured.pools(model)
+    indexes = [Bm25Index.of(part.dataset.documents) if asks_bm25 else None for part in evaluated.parts]
+    for model in evaluated.parts[0].calibration if targets else ():
+        pools, checked = pool_scores([part.calibration[model] for part in evaluated.parts]), evaluated.pools(model)
         pairs = []
-        for aim, wanted in aims:
-            if aim in PAIR_AIMS and wanted is not None:
-                threshold = choose_pair_threshold(pools, aim, wanted)
+        for target, wanted in targets:
+            if target in PAIR_TARGETS and wanted is not None:
+                threshold = choose_pair_threshold(pools, target, wanted)
                 pairs.append((threshold, achieve_pairs(checked, threshold.score) if threshold.reached else None))
         answers, unasked, passages = None, [], None
         if of_passages:
-            passages = decide_passages(measured, model, of_passages)
+            passages = decide_passages(evaluated, model, of_passages)
         if of_answers or of_passages:
-            splits = [list(zip(split, indexes, strict=True)) for split in measured.splits(model)]
-            asked = [_joined([questions_of(*one, index, removed) for one, index in split]) for split in splits]
-            answers = decide_questions(measured.source.name, asked[-1], asked[0], of_answers, confidence)
+            splits = [list(zip(split, indexes, strict=True)) for split in evaluated.splits(model)]
+            asked = [_joined([questions_of(*part, index, removed) for part, index in split]) for split in splits]
+            answers = decide_questions(evaluated.source.name, asked[-1], asked[0], of_answers, confidence)
             if not removed and answers.is_checked_apart:
-                without = [_without_answers(*one, index) for one, index in splits[0]]
-                unasked = _shares_of(answers, _joined([one for one in without if len(one)] or without))
+                without = [_without_answers(*part, index) for part, index in splits[0]]
+                unasked = _fractions_of(
+                    answers, _joined([questions for questions in without if len(questions)] or without)
+                )
         error = calibration_error_of_scores(pools, checked)
         decisions.append(ModelDecision(model, answers, pairs, error, unasked, passages))
     return decisions
@@ -131,12 +133,12 @@ def decide_questions(
     dataset: str,
     choosing: RankedQuestions,
     checking: RankedQuestions,
-    aims: Sequence[tuple[AnswerAim, float | None]],
+    targets: Sequence[tuple[AnswerTarget, float | None]],
     confidence: str = ENTROPY,
 ) -> AnswerDecision:
     """Choose and check thresholds of one model; see `metrics.answer_threshold.decide`."""
     try:
-        return decide(choosing, checking, aims, confidence)
+        return decide(choosing, checking, targets, confidence)
     except MetricInputError as error:
         raise DataError(error.what, dataset, error.remedy) from error
 
@@ -146,8 +148,9 @@ def questions_of(
 ) -> RankedQuestions:
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
-    If there is an index, BM25 ranks them too. `removed` is the share of the questions that lose their relevant
-    documents: those whose ids have the smallest hashes. So a larger share contains the questions of a smaller share."""
+    If there is an index, BM25 ranks them too. `removed` is the fraction of the questions that lose their relevant
+    documents: those whose ids have the smallest hashes. So a larger fraction contains the questions of a smaller
+        share."""
     count = len(evaluation.queries)
     relevant = ranked_relevance(pool_scores([evaluation]), count, DEPTH)
     found = evaluation.ranking[:, :DEPTH]
@@ -174,7 +177,7 @@ def _without_answers(judged: JudgedQueries, evaluation: Evaluation, index: Bm25I
     owners, documents = judged.relevance.queries[present], judged.relevance.documents[present]
     order = np.argsort(owners, kind="stable")
     answers = np.split(documents[order], np.searchsorted(owners[order], np.arange(1, len(ranked.queries))))
-    return _of_kind(REMOVED, ranked, None, judged, index, [copies.equal_to(one) for one in answers])
+    return _of_kind(REMOVED, ranked, None, judged, index, [copies.equal_to(answer) for answer in answers])
 
 
 def _of_kind(
@@ -191,8 +194,10 @@ def _of_kind(
     count = len(ranked.queries)
     relevant = np.zeros((count, DEPTH), bool) if relevant is None else relevant
     kinds = np.full(count, kind, dtype="<U16")
-    width = DEPTH - ranked.scores.shape[1]
-    scores = np.pad(ranked.scores, ((0, 0), (0, width)), constant_values=np.nan) if width else ranked.scores
+    missing_depth = DEPTH - ranked.scores.shape[1]
+    scores = (
+        np.pad(ranked.scores, ((0, 0), (0, missing_depth)), constant_values=np.nan) if missing_depth else ranked.scores
+    )
     relevant = relevant & np.isfinite(scores)
     if index is None:
         return RankedQuestions(scores, relevant, kinds)
@@ -205,7 +210,7 @@ def _joined(parts: Sequence[RankedQuestions]) -> RankedQuestions:
     return reduce(RankedQuestions.joined, parts)
 
 
-def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict[str, Proportion]]:
+def _fractions_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict[str, Proportion]]:
     values = answers.confidence.of(questions)
     return [
         achieve_answers(values >= threshold.score, questions).unanswerable if achieved else {}
@@ -214,16 +219,16 @@ def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict
 
 
 def threshold_rows(
-    measured: DatasetMeasurement, decisions: Sequence[ModelDecision], chosen_on: str
+    evaluated: DatasetEvaluation, decisions: Sequence[ModelDecision], chosen_on: str
 ) -> list[ThresholdRow]:
     """Return a row for each model and target."""
-    rows, apart = [], (chosen_on, measured.source.split)
+    rows, apart = [], (chosen_on, evaluated.source.split)
     for decision in decisions:
         answers, error = decision.answers, decision.error
-        made: list[tuple[Threshold, str, tuple[str, str], _Shares, Proportion | None, _Shares]] = []
+        made: list[tuple[Threshold, str, tuple[str, str], _Fractions, Proportion | None, _Fractions]] = []
         for threshold, pairs in decision.pairs:
-            shares = {"pair_precision": pairs.precision, "pair_recall": pairs.recall} if pairs else {}
-            made.append((threshold, SCORE, apart, shares, shares.get(f"pair_{threshold.aim}"), {}))
+            fractions = {"pair_precision": pairs.precision, "pair_recall": pairs.recall} if pairs else {}
+            made.append((threshold, SCORE, apart, fractions, fractions.get(f"pair_{threshold.target}"), {}))
         keeps: dict[Threshold, PassagesKept | None] = dict(decision.passages.thresholds) if decision.passages else {}
         for threshold in keeps:
             assert decision.passages is not None
@@ -232,19 +237,19 @@ def threshold_rows(
         of_answers = answers.thresholds if answers is not None else []
         for number, (threshold, found) in enumerate(of_answers):
             assert answers is not None
-            shares, checked, kinds = {}, None, decision.unasked[number] if decision.unasked else {}
+            fractions, checked, kinds = {}, None, decision.unasked[number] if decision.unasked else {}
             if found is not None:
-                shares = {"coverage": found.answered, "top_precision": found.top_precision, "wrong": found.wrong}
-                checked, kinds = found.of(threshold.aim), {**found.unanswerable, **kinds}
+                fractions = {"coverage": found.answered, "top_precision": found.top_precision, "wrong": found.wrong}
+                checked, kinds = found.of(threshold.target), {**found.unanswerable, **kinds}
             where = apart if answers.is_checked_apart else (" and ".join(dict.fromkeys(apart)),) * 2
-            made.append((threshold, answers.confidence.name, where, shares, checked, kinds))
+            made.append((threshold, answers.confidence.name, where, fractions, checked, kinds))
         order = [threshold for threshold, _ in of_answers]
         decides = next((threshold for threshold in order if threshold.reached), None)
-        for threshold, confidence, where, shares, checked, kinds in made:
+        for threshold, confidence, where, fractions, checked, kinds in made:
             row = ThresholdRow(
-                dataset=measured.source.name,
+                dataset=evaluated.source.name,
                 model=decision.model,
-                aim=cast("Any", threshold.aim),
+                target=cast("Any", threshold.target),
                 wanted=threshold.wanted,
                 confidence=confidence,
                 chosen_on=where[0],
@@ -252,7 +257,7 @@ def threshold_rows(
                 threshold=threshold.score if threshold.reached else None,
                 chosen=finite(threshold.value),
                 calibration_error=ErrorRow(*map(finite, (error.value, error.low, error.high))),
-                shares=shares,
+                fractions=fractions,
                 checked=checked,
                 kept=keeps.get(threshold),
                 unanswerable=kinds,
@@ -269,42 +274,46 @@ def _notes(
     row: ThresholdRow, threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
 ) -> list[str]:
     """Return sentences about missing or uncertain values of a row. `instead` is the threshold that is used instead."""
-    aim, wanted, split, judged = threshold.aim, threshold.wanted, row.chosen_on, row.checked_on
+    target, wanted, split, judged = threshold.target, threshold.wanted, row.chosen_on, row.checked_on
     if not threshold.reached:
-        if aim in CONFORMAL and wanted is not None and answers is not None:
-            lines = [f"There is no threshold: {unreachable(aim, wanted, answers.chosen[0])}."]
+        if target in CONFORMAL and wanted is not None and answers is not None:
+            lines = [f"There is no threshold: {unreachable(target, wanted, answers.chosen[0])}."]
             if instead is not None:
-                lines.append(f"The threshold of {aim_text(instead.aim, instead.wanted)} is used; it promises no share.")
+                lines.append(
+                    f"The threshold of {target_text(instead.target, instead.wanted)} is used; it promises no fraction."
+                )
             return [" ".join(lines)]
         among, best = f"no score on {split} has", f"the best precision is {threshold.value:.3f}"
-        if aim == "top_precision" and answers is not None:
+        if target == "top_precision" and answers is not None:
             fewest = fewest_answers(len(answers.chosen[0]))
             among = f"no threshold on {split} leaves {fewest} or more top answers with"
             best = best if threshold.value == threshold.value else "there are fewer answers"
-        share = "a precision" if wanted is None else f"a precision of {wanted:g}"
-        return [f"There is no threshold, because {among} {share}; {best}."]
-    empty = [name for name in ("pair_precision", "top_precision") if name in row.shares and not row.shares[name].whole]
+        fraction = "a precision" if wanted is None else f"a precision of {wanted:g}"
+        return [f"There is no threshold, because {among} {fraction}; {best}."]
+    empty = [
+        name for name in ("pair_precision", "top_precision") if name in row.fractions and not row.fractions[name].total
+    ]
     if "pair_precision" in empty:
         return [f"No pair of {judged} scores at or above the threshold, so there is no precision."]
     if "top_precision" in empty:
         return [f"No question of {judged} reaches the threshold, so none is answered, and there is no precision."]
     notes = []
-    if aim in CONFORMAL and row.confidence == COMBINED:
-        notes = [f"{COMBINED} is fitted to the same answers, so no share is promised."]
-    checked, shown = row.checked, row.shares.get("top_precision")
-    if checked and checked.whole and is_missed(aim, wanted, checked.low, checked.high):
+    if target in CONFORMAL and row.confidence == COMBINED:
+        notes = [f"{COMBINED} is fitted to the same answers, so no fraction is promised."]
+    checked, shown = row.checked, row.fractions.get("top_precision")
+    if checked and checked.total and is_missed(target, wanted, checked.low, checked.high):
         found = f"{checked.value:.3f} ({checked.low:.3f} to {checked.high:.3f})"
         notes += [f"The target is missed on {judged}: {found}. Give a stricter one, or more questions to choose on."]
-    elif shown and shown.whole < FEWEST_ANSWERED:
+    elif shown and shown.total < FEWEST_ANSWERED:
         notes += [
-            f"Few answers: {shown.whole:,} of {row.shares['wrong'].whole:,} questions of {judged} are answered. Below "
-            f"{FEWEST_ANSWERED}, the precision is uncertain."
+            f"Few answers: {shown.total:,} of {row.fractions['wrong'].total:,} questions of {judged} are answered. "
+            f"Below {FEWEST_ANSWERED}, the precision is uncertain."
         ]
     return notes
 
 
 def confidence_rows(
-    measured: DatasetMeasurement, decisions: Sequence[ModelDecision], chosen_on: str
+    evaluated: DatasetEvaluation, decisions: Sequence[ModelDecision], chosen_on: str
 ) -> list[ConfidenceRow]:
     """Return a row for each model and confidence, with its area under the risk-coverage curve."""
     rows = []
@@ -313,7 +322,7 @@ def confidence_rows(
         if answers is None:
             continue
         chosen, checked = answers.chosen[0], answers.checked[0]
-        split = measured.source.split
+        split = evaluated.source.split
         where = chosen_on if answers.is_checked_apart else " and ".join(dict.fromkeys((chosen_on, split)))
         names = [name for name in NAMES if name != COMBINED or chosen.bm25 is not None]
         weights = resampling_weights([len(checked)], _SAMPLES, 0)
@@ -324,5 +333,5 @@ def confidence_rows(
             areas = area_of(held_out, chosen), area_of(values, checked), low, high
             gain = finite(normalized_abstention_auc(values, checked.right))
             decides = name == answers.confidence.name
-            rows.append(ConfidenceRow(measured.source.name, decision.model, name, where, *areas, gain, decides))
+            rows.append(ConfidenceRow(evaluated.source.name, decision.model, name, where, *areas, gain, decides))
     return rows

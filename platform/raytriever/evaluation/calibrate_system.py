@@ -24,13 +24,13 @@ from raytriever.core.store.disk import check_writable
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.dataset_statistics import MOST_SHARED, overlaps
 from raytriever.evaluation.answer_decisions import ModelDecision
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation
 from raytriever.evaluation.evaluated_datasets import distinct_names
 from raytriever.evaluation.kept_passages import PassageDecision
-from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.protocol import aim_text, is_missed
+from raytriever.evaluation.protocol import is_missed, target_text
 from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
 from raytriever.metrics.answer_confidence import FOLDS, RankedQuestions, folds_of
-from raytriever.metrics.answer_threshold import AnswerAim, AnswerDecision
+from raytriever.metrics.answer_threshold import AnswerDecision, AnswerTarget
 from raytriever.metrics.passage_threshold import DEPTH, KEPT
 from raytriever.metrics.score_to_probability import (
     CalibrationError,
@@ -65,7 +65,7 @@ _NO_ERROR = CalibrationError(0, 0, 0)
 def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> None:
     """Raise `DataError` if more than 5 % of the queries of one split have the same text as a query of the other."""
     [overlap] = overlaps([(dataset, chosen_on)], [(dataset, checked_on)])
-    if overlap.share > MOST_SHARED:
+    if overlap.fraction > MOST_SHARED:
         shared = (
             f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r}"
         )
@@ -125,7 +125,7 @@ def make_calibration(
         thresholds=[
             AnswerThreshold(
                 **vars(achieved),
-                aim=cast("AnswerAim", threshold.aim),
+                target=cast("AnswerTarget", threshold.target),
                 wanted=threshold.wanted,
                 score=threshold.score,
             )
@@ -167,7 +167,7 @@ def _held_out_error(scores: ndarray, relevant: ndarray, queries: ndarray | None 
 
 def write_calibrations(
     folder: Path,
-    measured: DatasetMeasurement,
+    evaluated: DatasetEvaluation,
     decisions: Sequence[ModelDecision],
     job: EvaluationJob,
     log: Callable[[str], None],
@@ -176,9 +176,9 @@ def write_calibrations(
 
     `log` gets a line for each system without a calibration, for example because no target concerns answers. Return the
     calibrations with their models."""
-    source, written = measured.source, []
-    by_name = {one.model: one for one in decisions}
-    for model in job.models if job.aims else ():
+    source, written = evaluated.source, []
+    by_name = {decision.model: decision for decision in decisions}
+    for model in job.models if job.targets else ():
         decided = by_name.get(model.name)
         if decided is None:
             continue
@@ -189,9 +189,9 @@ def write_calibrations(
             log(f"{source.name}: {FILE} is not written for several corpora; evaluate a single part")
             break
         splits = job.calibration_split, source.split
-        name = model.name if model.form else distinct_names([model.location or model.name])[0]
-        system = name, measured.digests[model.name]
-        made = make_calibration(measured.parts[0].dataset, system, splits, decided.answers, decided.passages)
+        name = model.name if model.variant else distinct_names([model.location or model.name])[0]
+        system = name, evaluated.digests[model.name]
+        made = make_calibration(evaluated.parts[0].dataset, system, splits, decided.answers, decided.passages)
         write_atomically(folder / FOLDER / model.name / f"{source.name}.json", made.to_json())
         written.append((model, made))
     return written
@@ -206,7 +206,7 @@ def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Cal
         log(f"a model has only one {FILE}, so those of {len(datasets)} data sets are in {output / FOLDER}")
         return
     for model, made in calibrations:
-        if model.config is None or model.form is not None or not _is_own(model.config):
+        if model.config is None or model.variant is not None or not _is_own(model.config):
             file = output / FOLDER / model.name / f"{made.dataset}.json"
             log(f"{file}: {describe_calibration(made)}")
         else:
@@ -225,7 +225,7 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
     file = resolve_model(config.model, config.revision) / FILE
     try:
         earlier = _earlier_threshold(file, calibration)
-        before = f"{earlier.score:.4f}, chosen for {aim_text(earlier.aim, earlier.wanted)}" if earlier else ""
+        before = f"{earlier.score:.4f}, chosen for {target_text(earlier.target, earlier.wanted)}" if earlier else ""
         if earlier and calibration.threshold is None and calibration.kept is None:
             return f"{file}: no target was reached; the earlier threshold {before}, is kept"
         check_writable(file.parent)
@@ -248,24 +248,25 @@ def describe_calibration(calibration: Calibration) -> str:
     """Describe two thresholds of a calibration in one line: that for answers, and that of the passages to keep."""
     threshold, kept = calibration.threshold, calibration.kept
     keeps = kept and (
-        f"keep passages of score {kept.score:.4f} or more ({aim_text(KEPT, kept.wanted)}): {kept.passages:.1f} for "
-        f"each question, with {kept.share:.3f} of the relevant ones (95 %: {kept.low:.3f} to {kept.high:.3f})"
+        f"keep passages of score {kept.score:.4f} or more ({target_text(KEPT, kept.wanted)}): {kept.passages:.1f} for "
+        f"each question, with {kept.fraction:.3f} of the relevant ones (95 %: {kept.low:.3f} to {kept.high:.3f})"
     )
     if threshold is None:
         return keeps or "probabilities, but no threshold, because no target was reached"
     shown, right = threshold.answered, threshold.top_precision
-    precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.whole else ""
+    precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.total else ""
     checked = f"on {'the same questions of ' * (not calibration.is_checked_apart)}{calibration.checked_on}"
     kinds = "".join(
-        f", and {one.part:,} of {one.whole:,} without ({kind})" for kind, one in threshold.unanswerable.items()
+        f", and {fraction.count:,} of {fraction.total:,} without ({kind})"
+        for kind, fraction in threshold.unanswerable.items()
     )
-    aim, aimed = aim_text(threshold.aim, threshold.wanted), threshold.of(threshold.aim)
-    missed = is_missed(threshold.aim, threshold.wanted, aimed.low, aimed.high)
+    target, achieved = target_text(threshold.target, threshold.wanted), threshold.of(threshold.target)
+    missed = is_missed(threshold.target, threshold.wanted, achieved.low, achieved.high)
     return (
-        f"threshold {threshold.score:.4f} of {calibration.confidence.name}, chosen for {aim}"
+        f"threshold {threshold.score:.4f} of {calibration.confidence.name}, chosen for {target}"
         f"{', which it misses' * missed}; {checked} "
-        f"{shown.part:,} of {shown.whole:,} queries with an answer are shown one{kinds}, and {right.part:,} of the "
-        f"{right.whole:,} shown are relevant{precision}{f'; {keeps}' if keeps else ''}"
+        f"{shown.count:,} of {shown.total:,} queries with an answer are shown one{kinds}, and {right.count:,} of the "
+        f"{right.total:,} shown are relevant{precision}{f'; {keeps}' if keeps else ''}"
     )
 
 

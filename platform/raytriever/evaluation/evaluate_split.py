@@ -35,7 +35,7 @@ from raytriever.evaluation.protocol import (
 )
 from raytriever.metrics.answer_confidence import DEPTH
 from raytriever.metrics.auc import auc_per_query, pooled_auc
-from raytriever.metrics.ranking_metrics import PerQuery, Relevance, accuracy, measure_ranking
+from raytriever.metrics.ranking_metrics import PerQuery, Relevance, accuracy, evaluate_ranking
 from raytriever.retrieval.mining.filters import contains_answer
 
 AUC_NEGATIVES = 500
@@ -131,7 +131,7 @@ def evaluate(
         np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
     )
     # Use only the results that the run file holds, so that trec_eval computes the same values from it.
-    per_query = measure_ranking(ranking[:, :result_count], relevance, protocol.ranking_metrics, protocol.level)
+    per_query = evaluate_ranking(ranking[:, :result_count], relevance, protocol.ranking_metrics, protocol.level)
     if QUERY_AUC in protocol.metrics:
         per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
     if protocol.wants_answers:
@@ -168,8 +168,8 @@ def _below_all(positives: ndarray, negatives: ndarray) -> tuple[Float32[ndarray,
         return positives, []
     known = np.concatenate([positives[~missing], negatives]).astype(np.float32)
     lowest = np.nextafter(known.min(), np.float32(-np.inf)) if len(known) else np.float32(0)
-    share = f"{missing.sum():,} of {len(positives):,} relevant passages"
-    return np.where(missing, lowest, positives), [f"{share} have no score; for the AUC, they rank below all others"]
+    fraction = f"{missing.sum():,} of {len(positives):,} relevant passages"
+    return np.where(missing, lowest, positives), [f"{fraction} have no score; for the AUC, they rank below all others"]
 
 
 def _without_answers(

@@ -72,7 +72,7 @@ class EvaluationDataset:
     @property
     def sources(self) -> list[str]:
         """Absolute paths or hub names of the parts."""
-        return [os.path.abspath(expanded(one)) if expanded(one).exists() else one for one in self.parts.values()]
+        return [os.path.abspath(expanded(part)) if expanded(part).exists() else part for part in self.parts.values()]
 
     @property
     def folder(self) -> str:
@@ -140,21 +140,26 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
     """Return the data sets with names that differ in tables and file names.
 
     Data sets with equal names get the names of their parent folders as far as these differ, else a number."""
-    for index, one in enumerate(datasets):
-        measured = one.sources, one.split, one.protocol
-        if any(measured == (other.sources, other.split, other.protocol) for other in datasets[:index]):
+    for index, dataset in enumerate(datasets):
+        evaluated = dataset.sources, dataset.split, dataset.protocol
+        if any(evaluated == (other.sources, other.split, other.protocol) for other in datasets[:index]):
             remedy = f"give each data set once, or evaluate them one by one, each with its own {setting('output')}"
-            raise ConfigError(f"two data sets are called {one.name!r}", setting("datasets"), remedy)
-    names = [one.name for one in datasets]
-    longer = distinct_names([one.folder for one in datasets])
+            raise ConfigError(f"two data sets are called {dataset.name!r}", setting("datasets"), remedy)
+    names = [dataset.name for dataset in datasets]
+    longer = distinct_names([dataset.folder for dataset in datasets])
     new_names = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
     new_names = unique_names(new_names)
-    return [one if one.name == name else one.rename(name) for one, name in zip(datasets, new_names, strict=True)]
+    return [
+        dataset if dataset.name == name else dataset.rename(name)
+        for dataset, name in zip(datasets, new_names, strict=True)
+    ]
 
 
 def check_prompts(prompts: Mapping[str, str], datasets: Sequence[EvaluationDataset]) -> None:
     """Raise `ConfigError` if the user passed prompts by data set, but none of them is for these data sets."""
-    PromptTable(own=prompts).check(name for one in datasets for part in one.parts for name in one.prompt_names(part))
+    PromptTable(own=prompts).check(
+        name for dataset in datasets for part in dataset.parts for name in dataset.prompt_names(part)
+    )
 
 
 def find_beir(
@@ -194,11 +199,11 @@ def find_parts(source: str) -> list[str]:
     folder = expanded(source)
     if not folder.is_dir() or _is_beir(folder):
         return []
-    visible = [one for one in folder.iterdir() if not one.name.startswith((".", "_"))]
+    visible = [path for path in folder.iterdir() if not path.name.startswith((".", "_"))]
     # A file may be a data set, unless it is a note such as README.md.
-    if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
+    if any(path.is_file() and path.suffix not in ("", ".md", ".txt") for path in visible):
         return []
-    return sorted(str(one) for one in visible if _is_beir(one))
+    return sorted(str(path) for path in visible if _is_beir(path))
 
 
 def _registered_parts(name: str) -> list[str]:
@@ -210,7 +215,7 @@ def _registered_parts(name: str) -> list[str]:
     registry = set(ir_datasets.registry)
     if name in registry:
         return []
-    return [f"{IR_DATASETS}{one}" for one in sorted(registry) if one.startswith(f"{name}/")]
+    return [f"{IR_DATASETS}{entry}" for entry in sorted(registry) if entry.startswith(f"{name}/")]
 
 
 def _is_beir(folder: Path) -> bool:

@@ -21,8 +21,8 @@ from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store.commit import write_atomically
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation
 from raytriever.evaluation.evaluate_split import Evaluation
-from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.pair_threshold import ScoredPools
 
@@ -62,19 +62,19 @@ class QueryValues(TypedDict):
 
 
 @activity("writing the rankings")
-def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
+def write_evaluated_files(folder: Path, evaluated: DatasetEvaluation) -> None:
     """Write the results on one data set: TREC runs, pooled scores and results per query."""
-    name = measured.source.name
-    for model in measured.models:
-        for part in measured.parts:
-            run = folder / "runs" / model / f"{measured.label(part)}.trec"
+    name = evaluated.source.name
+    for model in evaluated.models:
+        for part in evaluated.parts:
+            run = folder / "runs" / model / f"{evaluated.label(part)}.trec"
             write_run(run, part.evaluations[model], part.dataset, model)
-        pools = measured.pools(model)
+        pools = evaluated.pools(model)
         scores = scores_file(folder, model, name)
         with disk_errors(scores):
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
-    write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
+    write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(evaluated))
 
 
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
@@ -100,7 +100,7 @@ def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> 
         )
 
 
-def per_query_content(measured: DatasetMeasurement) -> str:
+def per_query_content(evaluated: DatasetEvaluation) -> str:
     """Return the text of `per_query/DATASET.json`: every model's results for every query, with texts.
 
         {"dataset": NAME, "queries": [id], "texts": [text],
@@ -111,11 +111,11 @@ def per_query_content(measured: DatasetMeasurement) -> str:
 
     `top` and `relevant` have one entry for each query. Queries of a divided data set are in the order of its parts,
     with ids `PART/ID`."""
-    content: dict[str, Any] = {"dataset": measured.source.name, "queries": [], "texts": [], "relevant": []}
-    content["models"] = {model: {"metrics": {}, "top": []} for model in measured.models}
-    for part in measured.parts:
+    content: dict[str, Any] = {"dataset": evaluated.source.name, "queries": [], "texts": [], "relevant": []}
+    content["models"] = {model: {"metrics": {}, "top": []} for model in evaluated.models}
+    for part in evaluated.parts:
         dataset, queries, relevance = part.dataset, part.judged.queries, part.judged.relevance
-        prefix = f"{part.name}/" if measured.source.is_divided else ""
+        prefix = f"{part.name}/" if evaluated.source.is_divided else ""
         content["queries"] += [prefix + dataset.queries.ids[query] for query in queries.tolist()]
         content["texts"] += [str(dataset.queries.texts[query]) for query in queries.tolist()]
         judgements = zip(relevance.queries, relevance.documents, relevance.scores, strict=True)
@@ -130,7 +130,7 @@ def per_query_content(measured: DatasetMeasurement) -> str:
                     value if np.isfinite(value) else None for value in values.tolist()
                 )
     for model, entry in content["models"].items():
-        auc = measured.testable_values(model).get(AUC)
+        auc = evaluated.testable_values(model).get(AUC)
         if auc is not None:
             entry["auc"] = [value if np.isfinite(value) else None for value in auc.tolist()]
     return json.dumps(content, ensure_ascii=False) + "\n"

@@ -25,16 +25,16 @@ def read_dtypes(text: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
-def read_widths(text: str) -> str:
-    """Check a comma-separated list of embedding widths and return it without repetitions."""
+def read_dims(text: str) -> str:
+    """Check a comma-separated list of embedding dimensions and return it without repetitions."""
     try:
-        widths = dict.fromkeys(int(width) for width in text.split(","))
+        dims = dict.fromkeys(int(dim) for dim in text.split(","))
     except ValueError as error:
         raise ValueError("give whole numbers, such as 64,128,256") from error
-    for width in widths:
-        if width < 1:
-            raise ConfigError(f"{width} is out of range", setting("truncate_dim"), "give a value at least 1")
-    return ",".join(map(str, widths))
+    for dim in dims:
+        if dim < 1:
+            raise ConfigError(f"{dim} is out of range", setting("truncate_dim"), "give a value at least 1")
+    return ",".join(map(str, dims))
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class EvaluationConfig:
         choices=("beir", MTEB),
     )
     tasks: str | None = option(
-        None, "tasks of MTEB, separated by commas", form="NAME,...", needs=Need("suite", MTEB), reads=str
+        None, "tasks of MTEB, separated by commas", metavar="NAME,...", needs=Need("suite", MTEB), reads=str
     )
     benchmark: str | None = option(
         None,
         "benchmark of MTEB, such as 'MTEB(eng, v2)', BEIR, NanoBEIR, BRIGHT or LongEmbed",
-        form="NAME",
+        metavar="NAME",
         needs=Need("suite", MTEB),
         reads=str,
     )
@@ -77,7 +77,7 @@ class EvaluationConfig:
         "",
         "folder of local copies of the suite's data sets, each in a folder of its name",
         reads=FOLDER,
-        form="DIR",
+        metavar="DIR",
         needs=Need("suite", "beir"),
     )
     calibration_split: str = option(
@@ -95,18 +95,18 @@ class EvaluationConfig:
     )
     dtype: str | None = option(
         None,
-        f"types of stored embeddings, separated by commas, measured at each {flag_of('truncate_dim')}: "
+        f"types of stored embeddings, separated by commas, evaluated at each {flag_of('truncate_dim')}: "
         f"{', '.join(DTYPES)}",
-        form="TYPE,...",
+        metavar="TYPE,...",
         needs=Need("suite", MTEB, negated=True),
         reads=read_dtypes,
     )
     truncate_dim: str | None = option(
         None,
         f"number of first components of an embedding to keep; several numbers, or one with {flag_of('dtype')}, are "
-        "measured next to the whole embedding, which is encoded once",
-        form="N,...",
-        reads=read_widths,
+        "evaluated next to the whole embedding, which is encoded once",
+        metavar="N,...",
+        reads=read_dims,
     )
     rescore_multiplier: int | None = option(
         None,
@@ -116,18 +116,18 @@ class EvaluationConfig:
     )
 
     @property
-    def widths(self) -> tuple[int, ...]:
+    def dims(self) -> tuple[int, ...]:
         """The numbers of components of `truncate_dim`."""
         return tuple(map(int, self.truncate_dim.split(","))) if self.truncate_dim else ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The types of `dtype`. By default, this is fp32 if there are several widths, and empty otherwise."""
+        """The types of `dtype`. By default, this is fp32 if there are several dimensions, and empty otherwise."""
         if self.dtype:
             return tuple(self.dtype.split(","))
-        return ("fp32",) if len(self.widths) > 1 else ()
+        return ("fp32",) if len(self.dims) > 1 else ()
 
     @property
-    def model_width(self) -> int | None:
-        """Width to which all models are truncated; None if no or several widths, or types, are evaluated."""
-        return self.widths[0] if self.widths and not self.dtypes else None
+    def model_dim(self) -> int | None:
+        """Dimension to which all models are truncated; None if no or several dimensions, or types, are evaluated."""
+        return self.dims[0] if self.dims and not self.dtypes else None

@@ -11,8 +11,8 @@ from itertools import starmap
 
 import numpy as np
 
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation
 from raytriever.evaluation.evaluate_split import Evaluation
-from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import JudgedQueries, is_missed
 from raytriever.evaluation.result_tables import Cell
 from raytriever.evaluation.results import ThresholdRow
@@ -41,19 +41,19 @@ class PassageDecision:
     is_checked_apart: bool  # whether other questions tested them
 
 
-def decide_passages(measured: DatasetMeasurement, model: str, wanted: Sequence[float]) -> PassageDecision:
+def decide_passages(evaluated: DatasetEvaluation, model: str, wanted: Sequence[float]) -> PassageDecision:
     """Choose thresholds of the passages to keep on one split, and test them on the other.
 
     If a split has few questions, thresholds are chosen and tested on the questions of both splits, as in
     `metrics.answer_threshold.decide`."""
-    splits = [reduce(RankedPassages.joined, starmap(ranked_passages, split)) for split in measured.splits(model)]
+    splits = [reduce(RankedPassages.joined, starmap(ranked_passages, split)) for split in evaluated.splits(model)]
     checking, choosing = splits[0], splits[-1]
     is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
     every = choosing if is_split or choosing is checking else choosing.joined(checking)
     checked, worth = (checking, 1.0) if is_split else (every, WORTH)
     thresholds = []
-    for share in wanted:
-        threshold = choose_kept_threshold(every, share)
+    for fraction in wanted:
+        threshold = choose_kept_threshold(every, fraction)
         thresholds.append((threshold, achieve_kept(checked, threshold.score, worth) if threshold.reached else None))
     return PassageDecision(thresholds, every, is_split)
 
@@ -75,9 +75,9 @@ def notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
     assert row.wanted is not None
     if row.kept is None:
         return [f"There is no threshold: {unreachable_kept(row.wanted, chosen)}."]
-    if not is_missed(row.aim, row.wanted, row.kept.low, row.kept.high):
+    if not is_missed(row.target, row.wanted, row.kept.low, row.kept.high):
         return []
-    found = f"{row.kept.share:.3f} ({row.kept.low:.3f} to {row.kept.high:.3f})"
+    found = f"{row.kept.fraction:.3f} ({row.kept.low:.3f} to {row.kept.high:.3f})"
     return [f"The target is missed on {row.checked_on}: {found}. Give a stricter one, or more questions to choose on."]
 
 
@@ -85,5 +85,5 @@ def kept_cells(kept: PassagesKept | None) -> list[Cell]:
     """Return the cells of `KEPT_TITLES`."""
     if kept is None:
         return [Cell("-"), Cell("-")]
-    share = Cell(f"{kept.share:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.share)
-    return [share, Cell(f"{kept.passages:.1f}", kept.passages)]
+    fraction = Cell(f"{kept.fraction:.3f} ({kept.low:.3f} to {kept.high:.3f})", kept.fraction)
+    return [fraction, Cell(f"{kept.passages:.1f}", kept.passages)]

@@ -18,10 +18,10 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.options import did_you_mean
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
-from raytriever.metrics.answer_threshold import CONFORMAL, AnswerAim
+from raytriever.metrics.answer_threshold import CONFORMAL, AnswerTarget
 from raytriever.metrics.metric_inputs import MetricInputError
-from raytriever.metrics.pair_threshold import PairAim
-from raytriever.metrics.passage_threshold import KEPT, PassageAim
+from raytriever.metrics.pair_threshold import PairTarget
+from raytriever.metrics.passage_threshold import KEPT, PassageTarget
 from raytriever.metrics.ranking_metrics import DEFAULT_METRICS, Relevance, ranking_metric, title
 
 RUN_DEPTH = 100
@@ -234,65 +234,65 @@ def _read_metric(word: str) -> str:
 
 
 CALIBRATE = setting("calibrate")
-ANSWER_AIMS: tuple[AnswerAim, ...] = get_args(AnswerAim)
-PAIR_AIMS: tuple[PairAim, ...] = get_args(PairAim)
+ANSWER_TARGETS: tuple[AnswerTarget, ...] = get_args(AnswerTarget)
+PAIR_TARGETS: tuple[PairTarget, ...] = get_args(PairTarget)
 # Target and its wanted value; the value is None for `f1`.
-WantedAim = tuple[AnswerAim | PairAim | PassageAim, float | None]
+ThresholdTarget = tuple[AnswerTarget | PairTarget | PassageTarget, float | None]
 
 
-def parse_aims(words: Sequence[str]) -> list[WantedAim]:
+def parse_targets(words: Sequence[str]) -> list[ThresholdTarget]:
     """Read targets such as `top-precision=0.9`, `f1`, `wrong-answers=0.05`, `kept=0.95` and `precision=0.9`."""
-    aims: list[WantedAim] = []
+    targets: list[ThresholdTarget] = []
     for word in words:
         name, _, number = word.strip().lower().replace("-", "_").partition("=")
-        aim = next((one for one in (*ANSWER_AIMS, *PAIR_AIMS, KEPT) if one == name.strip()), None)
+        target = next((target for target in (*ANSWER_TARGETS, *PAIR_TARGETS, KEPT) if target == name.strip()), None)
         try:
             wanted = float(number)
         except ValueError:
             wanted = float("nan")
-        if aim is None or (number if aim == "f1" else not 0 < wanted <= 1):
+        if target is None or (number if target == "f1" else not 0 < wanted <= 1):
             remedy = (
                 "write top-precision=0.9, wrong-answers=0.05, missed=0.1, answered=0.8, f1, kept=0.95, precision=0.9 "
                 "or recall=0.8, above 0 and at most 1"
             )
             raise ConfigError(f"{word!r} is not a target", CALIBRATE, remedy)
-        if aim in CONFORMAL and wanted == 1:
-            raise ConfigError(f"{word!r} allows any result", CALIBRATE, "give a share below 1")
-        if aim == KEPT and wanted == 1:
-            raise ConfigError(f"{word!r} cannot be promised", CALIBRATE, "give a share below 1")
-        aims.append((aim, None if aim == "f1" else wanted))
-    return aims
+        if target in CONFORMAL and wanted == 1:
+            raise ConfigError(f"{word!r} allows any result", CALIBRATE, "give a fraction below 1")
+        if target == KEPT and wanted == 1:
+            raise ConfigError(f"{word!r} cannot be promised", CALIBRATE, "give a fraction below 1")
+        targets.append((target, None if target == "f1" else wanted))
+    return targets
 
 
 def asks_removed(word: str) -> bool:
-    """Return whether a word of `--unanswerable` is `removed` or `removed=SHARE`."""
+    """Return whether a word of `--unanswerable` is `removed` or `removed=FRACTION`."""
     return word.partition("=")[0] == REMOVED
 
 
-def removed_share(words: Iterable[str]) -> float:
-    """Return the share of the questions that lose their answers: 0.5 for `removed`, 0.2 for `removed=0.2`, else 0."""
-    share = 0.0
+def removed_fraction(words: Iterable[str]) -> float:
+    """Return the fraction of questions that lose their answers: 0.5 for `removed`, 0.2 for `removed=0.2`, else 0."""
+    fraction = 0.0
     for word in filter(asks_removed, words):
         _, sign, number = word.partition("=")
         try:
             given = float(number) if sign else 0.5
         except ValueError:
             given = float("nan")
-        if share or not 0 < given < 1:
-            what = "is given twice" if share else "is not a share of the questions"
-            remedy = "give one share above 0 and below 1, such as removed=0.2"
+        if fraction or not 0 < given < 1:
+            what = "is given twice" if fraction else "is not a fraction of the questions"
+            remedy = "give one fraction above 0 and below 1, such as removed=0.2"
             raise ConfigError(what, setting("unanswerable", word), remedy)
-        share = given
-    return share
+        fraction = given
+    return fraction
 
 
-def is_missed(aim: str, wanted: float | None, low: float | None, high: float | None) -> bool:
+def is_missed(target: str, wanted: float | None, low: float | None, high: float | None) -> bool:
     """Return whether the 95 % interval of what a threshold achieves lies entirely on the wrong side of its target."""
     if wanted is None or low is None or high is None:
         return False
-    return low > wanted if aim in CONFORMAL else high < wanted
+    return low > wanted if target in CONFORMAL else high < wanted
 
 
-def aim_text(aim: str, wanted: float | None) -> str:
+def target_text(target: str, wanted: float | None) -> str:
     """Format a target, such as `top-precision 0.9`."""
-    return aim.replace("_", "-") + ("" if wanted is None else f" {wanted:g}")
+    return target.replace("_", "-") + ("" if wanted is None else f" {wanted:g}")

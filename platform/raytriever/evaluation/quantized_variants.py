@@ -18,10 +18,10 @@ from numpy import ndarray
 
 from raytriever.core.errors import DataError, setting
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.protocol import RUN_DEPTH, aim_text
-from raytriever.evaluation.requested_models import StoredForm
-from raytriever.evaluation.results import FormRow, ThresholdRow
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation
+from raytriever.evaluation.protocol import RUN_DEPTH, target_text
+from raytriever.evaluation.requested_models import QuantizedVariant
+from raytriever.evaluation.results import ThresholdRow, VariantRow
 from raytriever.evaluation.systems import DenseSystem, score_pairs
 from raytriever.metrics.answer_confidence import SCORE
 from raytriever.metrics.pair_threshold import achieve_pairs, best_f1_threshold
@@ -33,34 +33,34 @@ from raytriever.retrieval.search.calibration_file import digest_of
 SAMPLE, FEWEST = 10_000, 2
 
 
-def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDataset]) -> None:
+def check_samples(variants: Sequence[QuantizedVariant], datasets: Sequence[RetrievalDataset]) -> None:
     """Raise `DataError` if a corpus has fewer than two documents, which int8 needs for its ranges."""
     for dataset in datasets:
-        if any(form.dtype == INT8 for form in forms) and len(dataset.documents) < FEWEST:
+        if any(variant.dtype == INT8 for variant in variants) and len(dataset.documents) < FEWEST:
             what = "has no calibration sample for int8, which needs two documents"
             raise DataError(what, dataset.name, f"leave int8 out of {setting('dtype')}")
 
 
 @dataclass
-class FormSystem:
+class QuantizedSystem:
     """`System` that searches a quantized or truncated variant of a dense system's embeddings.
 
     `kept` is the number of results that rescoring chooses for each query; see `Protocol.kept_of`."""
 
     dense: DenseSystem
-    form: StoredForm
+    variant: QuantizedVariant
     kept: int = RUN_DEPTH
 
     @property
     def digest(self) -> str:
         """See `evaluate.PreparedSystem.digest`."""
-        return digest_of(self.dense.digest, self.form.dtype, self.form.width, self.form.rescore_multiplier)
+        return digest_of(self.dense.digest, self.variant.dtype, self.variant.dim, self.variant.rescore_multiplier)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
         if self.quantized is None:
             return top_k_of_blocks(self.encode(queries), self.blocks(), depth, self.dense.ties)
-        return self.quantized.search(self.encode(queries), depth, self.form.rescore_multiplier * self.kept)
+        return self.quantized.search(self.encode(queries), depth, self.variant.rescore_multiplier * self.kept)
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
         """See `System.score`."""
@@ -80,78 +80,78 @@ class FormSystem:
     @cached_property
     def quantized(self) -> QuantisedDocuments | None:
         """Quantized documents; None for a variant in fp32."""
-        if self.form.dtype == FP32:
+        if self.variant.dtype == FP32:
             return None
         store = self.dense.encode_corpus()
         sample = np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64)
-        quantizer = Quantizer.fit(self.form.dtype, self.read(sample))
+        quantizer = Quantizer.fit(self.variant.dtype, self.read(sample))
         return QuantisedDocuments(quantizer, self.blocks, self.read, self.dense.ties)
 
-    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
         """Yield blocks of the documents' embeddings, each with the number of its first row."""
         return ((first, self._cut(values)) for first, values in self.dense.encode_corpus().blocks())
 
-    def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+    def read(self, rows: ndarray) -> Float32[ndarray, "rows dim"]:
         """Return the embeddings of documents."""
         return self._cut(self.dense.encode_corpus().read(rows))
 
-    def _cut(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows components"]:
-        if self.form.width is None:
+    def _cut(self, embeddings: Float32[ndarray, "rows dim"]) -> Float32[ndarray, "rows components"]:
+        if self.variant.dim is None:
             return embeddings
-        cut = embeddings[:, : self.form.width]
+        cut = embeddings[:, : self.variant.dim]
         if self.dense.retriever.description.similarity != "cosine":
             return cut
         norms = np.linalg.norm(cut, axis=1, keepdims=True)
         return cut / np.maximum(norms, np.finfo(np.float32).tiny)
 
 
-def form_rows(
-    measured: DatasetMeasurement,
-    forms: Sequence[StoredForm],
+def variant_rows(
+    evaluated: DatasetEvaluation,
+    variants: Sequence[QuantizedVariant],
     systems: Mapping[str, Mapping[str, Any]],
     thresholds: Sequence[ThresholdRow] = (),
-) -> list[FormRow]:
+) -> list[VariantRow]:
     """Return a row for each model that has variants, and for each of its variants.
 
     The threshold is one of the model itself, for scores in fp32 with all components. It is that of the first target
     that is reached, or else the threshold with the highest F1 on the evaluated split."""
     rows = []
-    for model in dict.fromkeys(form.model for form in forms):
-        threshold, chosen = _threshold(measured, model, thresholds)
-        answered = _answered(measured, model, threshold)
-        whole = StoredForm(model, FP32, None, 1)
-        for form in [whole, *(form for form in forms if form.model == model)]:
-            name = model if form is whole else form.name
-            achieved = achieve_pairs(measured.pools(name), threshold)
-            width = systems[name]["width"]
+    for model in dict.fromkeys(variant.model for variant in variants):
+        threshold, chosen = _threshold(evaluated, model, thresholds)
+        answered = _answered(evaluated, model, threshold)
+        whole = QuantizedVariant(model, FP32, None, 1)
+        for variant in [whole, *(variant for variant in variants if variant.model == model)]:
+            name = model if variant is whole else variant.name
+            achieved = achieve_pairs(evaluated.pools(name), threshold)
+            dim = systems[name]["dim"]
             rows.append(
-                FormRow(
-                    dataset=measured.source.name,
+                VariantRow(
+                    dataset=evaluated.source.name,
                     model=model,
                     system=name,
-                    dtype=form.dtype,
-                    width=width,
-                    bytes=bytes_per_document(form.dtype, width),
-                    metrics=measured.metrics(name),
+                    dtype=variant.dtype,
+                    dim=dim,
+                    bytes=bytes_per_document(variant.dtype, dim),
+                    metrics=evaluated.metrics(name),
                     threshold=threshold,
                     chosen=chosen,
-                    precision=achieved.precision.value if achieved.precision.whole else None,
+                    precision=achieved.precision.value if achieved.precision.total else None,
                     recall=achieved.recall.value,
-                    changed=float((_answered(measured, name, threshold) != answered).mean()),
+                    changed=float((_answered(evaluated, name, threshold) != answered).mean()),
                 )
             )
     return rows
 
 
-def _threshold(measured: DatasetMeasurement, model: str, rows: Sequence[ThresholdRow]) -> tuple[float, str]:
+def _threshold(evaluated: DatasetEvaluation, model: str, rows: Sequence[ThresholdRow]) -> tuple[float, str]:
     for row in rows:
-        is_own = (row.dataset, row.model, row.confidence) == (measured.source.name, model, SCORE)
+        is_own = (row.dataset, row.model, row.confidence) == (evaluated.source.name, model, SCORE)
         if is_own and row.threshold is not None:
-            return row.threshold, f"{aim_text(row.aim, row.wanted)} on {row.chosen_on}"
-    pools = measured.pools(model)
-    return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {measured.source.split}"
+            return row.threshold, f"{target_text(row.target, row.wanted)} on {row.chosen_on}"
+    pools = evaluated.pools(model)
+    return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {evaluated.source.split}"
 
 
-def _answered(measured: DatasetMeasurement, system: str, threshold: float) -> ndarray:
-    best = [part.evaluations[system] for part in measured.parts]
-    return np.concatenate([(one.ranking[:, 0] >= 0) & (one.scores[:, 0] >= threshold) for one in best])
+def _answered(evaluated: DatasetEvaluation, system: str, threshold: float) -> ndarray:
+    best = [part.evaluations[system] for part in evaluated.parts]
+    return np.concatenate([(ranked.ranking[:, 0] >= 0) & (ranked.scores[:, 0] >= threshold) for ranked in best])

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raytriever.core.terminal import markdown_cell, one_line, text_table
+from raytriever.evaluation.dataset_evaluation import cost_table
 from raytriever.evaluation.differences.system_significance import CORRECTED, marks_legend, pair_lines, pairs_with
 from raytriever.evaluation.kept_passages import KEPT_ABOUT, KEPT_TITLES, kept_cells
-from raytriever.evaluation.measurements import cost_table
-from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
+from raytriever.evaluation.protocol import PAIR_TARGETS, metric_title, target_text
 from raytriever.evaluation.result_tables import Cell, MetricTables, ReportTable, Rows, number_cell, printed
-from raytriever.evaluation.results import About, AucRow, ConfidenceRow, FormRow, Results, ThresholdRow
+from raytriever.evaluation.results import About, AucRow, ConfidenceRow, Results, ThresholdRow, VariantRow
 from raytriever.metrics.intervals import Proportion
 from raytriever.retrieval.mining.bm25_analyzer import analyzer_line
 from raytriever.tracking.tracker import Point, points_now
 
-SHARE_TITLES = {
+FRACTION_TITLES = {
     "coverage": "queries answered",
     "top_precision": "top answer relevant",
     "wrong": "wrong answers, of all",
@@ -52,7 +52,7 @@ def document(results: Results) -> list[ReportSection]:
         _plain(cost_table(results.costs)) if results.costs else ReportSection(),
         _thresholds(results.thresholds),
         _confidences(results.confidences),
-        _forms(results.forms),
+        _variants(results.variants),
         ReportSection(text="\n".join(results.quarantined)),
         ReportSection(
             text="\n".join(f"MISSING: {line}" for line in results.missing),
@@ -77,8 +77,8 @@ def _metrics(results: Results) -> list[ReportSection]:
         notes = notes_on(facts)
         texts += [f"\n{facts.split} split of {dataset}{over}", tables.of_dataset(dataset).as_text(), *notes]
         lines += "".join(f"\n{dataset}: {line}\n" for line in notes)
-        measured = f"{facts.queries:,} queries of split {facts.split}, searched in all {facts.documents:,} documents."
-        about.append(" ".join([f"{dataset}: {measured}", *notes]))
+        evaluated = f"{facts.queries:,} queries of split {facts.split}, searched in all {facts.documents:,} documents."
+        about.append(" ".join([f"{dataset}: {evaluated}", *notes]))
     paper = tables.in_print({name: facts.split for name, facts in results.about.items()})
     analyzers = _analyzers(results)
     legend = [f"{marks_legend(tables.baselines)}; paired t-test, {CORRECTED}"] if tables.marks else []
@@ -119,13 +119,13 @@ def _analyzers(results: Results) -> list[str]:
 
 
 def _systems(results: Results) -> list[str]:
-    """Describe how each dense model reads texts. Variants are left out, because their table shows their widths."""
+    """Describe how each dense model reads texts. Variants are left out, because their table shows their dimensions."""
     lines = []
     for name, system in results.systems.items() if len(results.systems) > 1 else ():
-        if "width" in system and "dtype" not in system:
+        if "dim" in system and "dtype" not in system:
             prompts = {side: system[f"{side}_prompt"] for side in ("query", "passage") if system[f"{side}_prompt"]}
             texts = "".join(f", {side} prompt {prompt!r}" for side, prompt in prompts.items())
-            lines.append(f"{name}: width {system['width']}, {system['similarity']}{texts}")
+            lines.append(f"{name}: dimension {system['dim']}, {system['similarity']}{texts}")
     return lines
 
 
@@ -160,9 +160,9 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
     about = (
         "A question is answered, with its best document, if its confidence is at or above the threshold. A pair "
         f"counts as relevant if its score is. Each threshold was chosen on {on} for the wanted value and checked on "
-        "the evaluated split. Queries answered: share of those with an answer in the corpus. Top answer relevant: "
-        "share of the answers shown. Brackets contain Wilson's 95 % intervals; pairs of a query are alike, so they "
-        f"count as fewer pairs. Calibration error: shares of relevant pairs by score on {on}, as probabilities, are "
+        "the evaluated split. Queries answered: fraction of those with an answer in the corpus. Top answer relevant: "
+        "fraction of the answers shown. Brackets contain Wilson's 95 % intervals; pairs of a query are alike, so they "
+        f"count as fewer pairs. Calibration error: fractions of relevant pairs by score on {on}, as probabilities, are "
         "compared with the evaluated split; 0 is best. An interval from 0 means that they may be exactly right."
     )
     about += KEPT_ABOUT if any(row.kept for row in rows) else ""
@@ -176,24 +176,24 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
 def thresholds_table(rows: Sequence[ThresholdRow]) -> ReportTable:
     """Return the table of thresholds.
 
-    Columns about pairs, and about kinds of questions without an answer, appear only if a row has such a share."""
-    pairs = any(row.aim in PAIR_AIMS for row in rows)
-    names = [name for name in SHARE_TITLES if pairs or not name.startswith("pair")]
+    Columns about pairs, and about kinds of questions without an answer, appear only if a row has such a fraction."""
+    pairs = any(row.target in PAIR_TARGETS for row in rows)
+    names = [name for name in FRACTION_TITLES if pairs or not name.startswith("pair")]
     kinds = [kind for kind in KIND_TITLES if any(kind in row.unanswerable for row in rows)]
     keeps = any(row.kept for row in rows)
     columns = ["data set", "model", "wanted", "confidence", "threshold", f"chosen on {_chosen_on(rows)}"]
-    columns += [*(SHARE_TITLES[name] for name in names), *(KIND_TITLES[kind] for kind in kinds)]
+    columns += [*(FRACTION_TITLES[name] for name in names), *(KIND_TITLES[kind] for kind in kinds)]
     columns += KEPT_TITLES if keeps else []
     cells: Rows = [
         [
             row.dataset,
             row.model,
-            aim_text(row.aim, row.wanted),
+            target_text(row.target, row.wanted),
             row.confidence,
             Cell("out of reach") if row.threshold is None else Cell(f"{row.threshold:.6g}", row.threshold),
             _chosen(row),
-            *(share_cell(row.shares.get(name), "none" if name in row.shares else "-") for name in names),
-            *(share_cell(row.unanswerable.get(kind), "-") for kind in kinds),
+            *(fraction_cell(row.fractions.get(name), "none" if name in row.fractions else "-") for name in names),
+            *(fraction_cell(row.unanswerable.get(kind), "-") for kind in kinds),
             *(kept_cells(row.kept) if keeps else ()),
             _error(row),
         ]
@@ -211,7 +211,9 @@ def thresholds_markdown(rows: Sequence[ThresholdRow]) -> str:
 def threshold_notes(rows: Sequence[ThresholdRow]) -> list[str]:
     """Return the notes of all thresholds, each with its data set, model and target."""
     return [
-        f"{row.dataset}, {row.model}, {aim_text(row.aim, row.wanted)}: {note}" for row in rows for note in row.notes
+        f"{row.dataset}, {row.model}, {target_text(row.target, row.wanted)}: {note}"
+        for row in rows
+        for note in row.notes
     ]
 
 
@@ -223,9 +225,9 @@ def _paragraphs(rows: Sequence[ThresholdRow], table: ReportTable) -> list[str]:
         shown = [(name, text) for name, text in zip(table.columns[5:], texts[5:], strict=True) if text != "-"]
         dataset, model, wanted, confidence, threshold = texts[:5]
         checked = ", chosen and tested on the same questions" if row.checked_on == row.chosen_on else ""
-        width = max((len(one_line(name)) for name, _ in shown), default=0)
+        dim = max((len(one_line(name)) for name, _ in shown), default=0)
         head = f"{dataset}, {model}, {wanted}: threshold {threshold} ({confidence}){checked}\n"
-        paragraphs.append(head + "".join(f"  {one_line(name):<{width}}  {text}\n" for name, text in shown))
+        paragraphs.append(head + "".join(f"  {one_line(name):<{dim}}  {text}\n" for name, text in shown))
     return paragraphs
 
 
@@ -239,12 +241,12 @@ def _chosen(row: ThresholdRow) -> Cell:
     return Cell(f"{row.chosen:.3f}" + ("" if row.threshold is not None else " at best"), row.chosen)
 
 
-def share_cell(share: Proportion | None, nothing: str) -> Cell:
-    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`. Without cases, return `nothing`."""
-    if share is None or not share.whole:
+def fraction_cell(ratio: Proportion | None, nothing: str) -> Cell:
+    """Format a fraction with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`. Without cases, return `nothing`."""
+    if ratio is None or not ratio.total:
         return Cell(nothing)
-    text = f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
-    return Cell(text, share.value)
+    text = f"{ratio.count:,} of {ratio.total:,} = {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    return Cell(text, ratio.value)
 
 
 def _error(row: ThresholdRow) -> Cell:
@@ -270,15 +272,15 @@ def _confidences(rows: Sequence[ConfidenceRow]) -> ReportSection:
         for row in rows
     ]
     note = (
-        "Area under the risk-coverage curve: the mean share of wrong answers among those shown, over all thresholds; "
-        "lower is better. Brackets contain 95 % intervals over resampled questions. nAUC: the gain of leaving unsure "
-        "questions unanswered, divided by the gain of an oracle; higher is better."
+        "Area under the risk-coverage curve: the mean fraction of wrong answers among those shown, over all "
+        "thresholds; lower is better. Brackets contain 95 % intervals over resampled questions. nAUC: the gain of "
+        "leaving unsure questions unanswered, divided by the gain of an oracle; higher is better."
     )
     columns = ["data set", "model", "confidence", f"AURC on {_chosen_on(rows)}", "AURC", "nAUC"]
     return _plain(ReportTable("Confidences", columns, cells, note))
 
 
-def _forms(rows: Sequence[FormRow]) -> ReportSection:
+def _variants(rows: Sequence[VariantRow]) -> ReportSection:
     if not rows:
         return ReportSection()
     metrics = list(rows[0].metrics)
@@ -287,7 +289,7 @@ def _forms(rows: Sequence[FormRow]) -> ReportSection:
         [
             row.dataset,
             row.model,
-            Cell(f"{row.width:,}", row.width),
+            Cell(f"{row.dim:,}", row.dim),
             row.dtype,
             Cell(f"{row.bytes:,}", row.bytes),
             *(number_cell(row.metrics.get(name)) for name in metrics),
@@ -334,13 +336,13 @@ def points_of(results: Results) -> list[Point]:
     for auc in results.auc:
         values |= _named(f"auc/{auc.model}/{auc.dataset}", {"low": auc.low, "high": auc.high})
     for row in results.thresholds:
-        aim = aim_text(row.aim, row.wanted).replace(" ", "-")
-        values |= _named(f"calibration/{row.model}/{row.dataset}/{aim}", _threshold(row))
+        target = target_text(row.target, row.wanted).replace(" ", "-")
+        values |= _named(f"calibration/{row.model}/{row.dataset}/{target}", _threshold(row))
     for area in results.confidences:
         name = f"confidence/{area.model}/{area.dataset}/{area.confidence}"
         values |= _named(name, {"area": area.area, "low": area.low, "high": area.high, "nauc": area.nauc})
     values |= {f"absent_relevant/{dataset}": float(about.absent_relevant) for dataset, about in results.about.items()}
-    return points_now(values)  # all at step 0, which MLflow draws as bars
+    return points_now(values)  # all at step 0, which MLflow plots as bars
 
 
 def _significance(results: Results) -> _Values:
@@ -357,21 +359,21 @@ def _significance(results: Results) -> _Values:
 def _threshold(row: ThresholdRow) -> _Values:
     error = row.calibration_error
     values: _Values = {"threshold": row.threshold, "chosen": row.chosen}
-    shares = {**row.shares, **{f"unanswerable_{kind}": share for kind, share in row.unanswerable.items()}}
+    fractions = {**row.fractions, **{f"unanswerable_{kind}": ratio for kind, ratio in row.unanswerable.items()}}
     if row.checked is not None:
-        shares["checked"] = row.checked
-    for name, share in shares.items():
-        values |= _share(name, share)
+        fractions["checked"] = row.checked
+    for name, ratio in fractions.items():
+        values |= _ratio(name, ratio)
     if kept := row.kept:
-        values |= {"kept": kept.share, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}
+        values |= {"kept": kept.fraction, "kept_low": kept.low, "kept_high": kept.high, "passages": kept.passages}
     errors = {"": error.value, "_low": error.low, "_high": error.high}
     return values | {f"calibration_error{part}": value for part, value in errors.items()}
 
 
-def _share(name: str, share: Proportion) -> _Values:
-    counts: _Values = {f"{name}_part": share.part, f"{name}_whole": share.whole}
-    bounds: _Values = {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
-    return counts | bounds if share.whole else counts
+def _ratio(name: str, ratio: Proportion) -> _Values:
+    counts: _Values = {f"{name}_count": ratio.count, f"{name}_total": ratio.total}
+    bounds: _Values = {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return counts | bounds if ratio.total else counts
 
 
 def _named(prefix: str, values: _Values) -> _Values:

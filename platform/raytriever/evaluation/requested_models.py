@@ -38,17 +38,17 @@ from raytriever.evaluation.evaluated_datasets import (
 from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.protocol import (
     FOREIGN,
-    PAIR_AIMS,
+    PAIR_TARGETS,
     JudgedQueries,
     Protocol,
-    WantedAim,
-    aim_text,
+    ThresholdTarget,
     asks_removed,
     check_answers,
-    parse_aims,
+    parse_targets,
     read_metrics,
-    removed_share,
+    removed_fraction,
     select_judged_queries,
+    target_text,
 )
 from raytriever.evaluation.system_names import (
     Reranking,
@@ -76,29 +76,29 @@ RESCORE_MULTIPLIER = 2
 
 
 @dataclass(frozen=True)
-class StoredForm:
+class QuantizedVariant:
     """Quantized or truncated variant of a model's embeddings, made from those in fp32."""
 
     model: str
     dtype: str  # type of the components, one of `config.DTYPES`
-    width: int | None  # number of leading components to keep; None for all
+    dim: int | None  # number of leading components to keep; None for all
     rescore_multiplier: int  # number of candidates that the quantized embeddings find for each result
 
     @property
     def name(self) -> str:
         """Name of the variant in tables and files."""
-        return "-".join([self.model, *([str(self.width)] if self.width else []), self.dtype])
+        return "-".join([self.model, *([str(self.dim)] if self.dim else []), self.dtype])
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
     """System of an evaluation with its name in tables and files.
 
-    `form` is set if it is a variant of an earlier model's embeddings."""
+    `variant` is set if it is a variant of an earlier model's embeddings."""
 
     name: str
     system: SystemTree
-    form: StoredForm | None = None
+    variant: QuantizedVariant | None = None
 
     @property
     def config(self) -> ModelConfig | None:
@@ -118,54 +118,54 @@ class EvaluationJob:
     models: Sequence[EvaluatedModel]
     datasets: Sequence[EvaluationDataset]
     baselines: Sequence[str]  # names of the models that the others are compared with
-    aims: Sequence[WantedAim] = ()  # targets for which thresholds are chosen on `calibration_split`
+    targets: Sequence[ThresholdTarget] = ()  # targets for which thresholds are chosen on `calibration_split`
     # A split of the data sets. If it is the evaluated one, the same queries choose and test.
     calibration_split: str = "dev"
     calibrated: Sequence[str] = ()  # names of the models for which thresholds are chosen; empty for all
     confidence: str = ENTROPY  # the measure that decides whether a query is answered, one of `CONFIDENCES`
-    removed: float = 0.0  # share of the questions whose answers are removed from the corpus
+    removed: float = 0.0  # fraction of the questions whose answers are removed from the corpus
     foreign: Sequence[str] = ()  # other data sets, whose questions this corpus does not answer
     precision: str | None = None  # precision of encoding, `fp32` or `bf16`; None for the default of the device
     missing: Sequence[str] = field(default_factory=tuple)  # a line for each missing data set of a suite
 
     @property
-    def forms(self) -> list[StoredForm]:
+    def variants(self) -> list[QuantizedVariant]:
         """The requested variants of embeddings."""
-        return [model.form for model in self.models if model.form]
+        return [model.variant for model in self.models if model.variant]
 
     def content(self) -> dict[str, Any]:
         """Return everything that decides the results, for `results.json`. The job names the precision in use."""
         return {
-            "models": {model.name: describe_system(model.system) for model in self.models if not model.form},
+            "models": {model.name: describe_system(model.system) for model in self.models if not model.variant},
             "data sets": {
-                one.name: {
-                    "split": one.split,
-                    "parts": one.parts,
-                    **asdict(one.protocol),
-                    **({"bm25_language": one.bm25_language} if one.bm25_language else {}),
+                dataset.name: {
+                    "split": dataset.split,
+                    "parts": dataset.parts,
+                    **asdict(dataset.protocol),
+                    **({"bm25_language": dataset.bm25_language} if dataset.bm25_language else {}),
                 }
-                for one in self.datasets
+                for dataset in self.datasets
             },
             "baselines": list(self.baselines),
-            "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
-            "calibration_split": self.calibration_split if self.aims or self.chooses_weights else None,
+            "calibrate": [target_text(*target).replace(" ", "=") for target in self.targets],
+            "calibration_split": self.calibration_split if self.targets or self.chooses_weights else None,
             **({"calibrated": list(self.calibrated)} if self.calibrated else {}),
-            "confidence": self.confidence if self.aims else None,
+            "confidence": self.confidence if self.targets else None,
             **({"removed": self.removed} if self.removed else {}),
             **({"foreign": list(self.foreign)} if self.foreign else {}),
             "precision": self.precision,
-            **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
+            **({"variants": {variant.name: asdict(variant) for variant in self.variants}} if self.variants else {}),
         }
 
-    def splits(self, one: EvaluationDataset) -> list[str]:
+    def splits(self, data: EvaluationDataset) -> list[str]:
         """Return the splits of a data set that the evaluation needs."""
-        wants_pairs = any(aim in PAIR_AIMS for aim, _ in self.aims)
-        if one.split == self.calibration_split and (wants_pairs or self.chooses_weights):
-            what, chosen = f"{one.name} is already evaluated on {one.split!r}", "thresholds of pairs" * wants_pairs
+        wants_pairs = any(target in PAIR_TARGETS for target, _ in self.targets)
+        if data.split == self.calibration_split and (wants_pairs or self.chooses_weights):
+            what, chosen = f"{data.name} is already evaluated on {data.split!r}", "thresholds of pairs" * wants_pairs
             remedy = f"choose {chosen or 'weights of a fusion'} on another split"
             raise ConfigError(what, setting("calibration_split"), remedy)
-        chosen_on = [self.calibration_split] if self.aims or self.chooses_weights else []
-        return list(dict.fromkeys([one.split, *chosen_on]))
+        chosen_on = [self.calibration_split] if self.targets or self.chooses_weights else []
+        return list(dict.fromkeys([data.split, *chosen_on]))
 
     @property
     def chooses_weights(self) -> bool:
@@ -202,8 +202,8 @@ def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[Evaluat
     return [EvaluatedModel(name, tree) for name, (_, tree) in zip(unique_names(names), models, strict=True)]
 
 
-def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
-    """Return the models, each followed by its variants: every type at every width."""
+def add_variants(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
+    """Return the models, each followed by its variants: every type at every dimension."""
     if not config.dtypes:
         return list(models)
     if all(model.config is None for model in models):
@@ -214,10 +214,10 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
     all_models: list[EvaluatedModel] = []
     for model in models:
         all_models.append(model)
-        for width, dtype in product(config.widths or (None,), config.dtypes) if model.config else ():
-            if (width, dtype) != (None, "fp32"):  # this would be the model itself
-                form = StoredForm(model.name, dtype, width, multiplier)
-                all_models.append(EvaluatedModel(form.name, model.system, form))
+        for dim, dtype in product(config.dims or (None,), config.dtypes) if model.config else ():
+            if (dim, dtype) != (None, "fp32"):  # this would be the model itself
+                variant = QuantizedVariant(model.name, dtype, dim, multiplier)
+                all_models.append(EvaluatedModel(variant.name, model.system, variant))
     names = [model.name for model in all_models]
     if name := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two models are called {name!r}", setting("model"), "rename one of them: NAME=MODEL")
@@ -240,7 +240,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
 def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
     """Return the names of the baselines. By default the first model is the baseline."""
     names = [model.name for model in models]
-    by_source = {system_text(model.system): model.name for model in models if not model.form}
+    by_source = {system_text(model.system): model.name for model in models if not model.variant}
     if not words:
         return names[:1]
     for word in words:
@@ -252,16 +252,16 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
     return baselines
 
 
-def open_parts(one: EvaluationDataset, splits: Sequence[str]) -> list[OpenPart]:
+def open_parts(evaluated: EvaluationDataset, splits: Sequence[str]) -> list[OpenPart]:
     """Open the parts of a data set and select the judged queries of each split."""
     parts = []
-    for name, source in one.parts.items():
+    for name, source in evaluated.parts.items():
         dataset = open_dataset(
-            source, splits, max_bad_rows=one.max_bad_rows, bm25_language=one.bm25_language, run=in_processes
+            source, splits, max_bad_rows=evaluated.max_bad_rows, bm25_language=evaluated.bm25_language, run=in_processes
         )
-        judged = {split: select_judged_queries(dataset, split, one.protocol) for split in splits}
-        if one.protocol.wants_answers:
-            check_answers(dataset, one.split, judged[one.split].queries)
+        judged = {split: select_judged_queries(dataset, split, evaluated.protocol) for split in splits}
+        if evaluated.protocol.wants_answers:
+            check_answers(dataset, evaluated.split, judged[evaluated.split].queries)
         parts.append(OpenPart(name, dataset, judged))
     return parts
 
@@ -271,41 +271,41 @@ def build_evaluation_job(
     datasets: Sequence[str],
     config: EvaluationConfig,
     baselines: Sequence[str],
-    aims: Sequence[str],
+    targets: Sequence[str],
     unanswerable: Sequence[str],
     precision: str | None,
     max_bad_rows: float,
-    report: Callable[[str], None],
+    log: Callable[[str], None],
     bm25_language: str | None = None,
 ) -> EvaluationJob:
     """Build the request that the settings describe, with hub models pinned to commits.
 
-    `report` is called with a line for each missing data set of the suite."""
+    `log` is called with a line for each missing data set of the suite."""
     if not datasets and not config.suite:
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
     foreign = [word for word in unanswerable if not asks_removed(word)]
     check_questions([model.system for model in models], foreign)
-    models = add_forms(pin_models(models), config)
+    models = add_variants(pin_models(models), config)
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     describe = partial(describe_datasets, protocol=protocol, max_bad_rows=max_bad_rows, bm25_language=bm25_language)
     job = EvaluationJob(
         models=models,
         datasets=describe(datasets, config.split),
         baselines=choose_baselines(baselines, models),
-        aims=parse_aims(aims),
+        targets=parse_targets(targets),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        removed=removed_share(unanswerable),
+        removed=removed_fraction(unanswerable),
         foreign=foreign,
         precision=precision,
     )
     if config.suite:
         root = Path(config.data_root) if config.data_root else None
-        suite, missing = find_beir(root, describe, lambda one: open_parts(one, job.splits(one)))
+        suite, missing = find_beir(root, describe, lambda dataset: open_parts(dataset, job.splits(dataset)))
         for line in missing:
-            report(f"MISSING: {line}")
+            log(f"MISSING: {line}")
         if not suite:
             where = setting("data_root", root) if root else setting("suite", "beir")
             remedy = f"give {setting('data_root')}, the folder that holds the data sets"
@@ -327,7 +327,7 @@ def add_foreign_questions(
     """Add the questions of other data sets to each split of a part.
 
     Args:
-        max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
+        max_bad_rows: accepted fraction of bad rows of the other data sets, 0 to 1.
         log: function that gets a line about questions that are left out.
         split_elsewhere: split of the other data sets; None for the split with the same name.
     """
@@ -342,7 +342,7 @@ def add_foreign_questions(
             made[FOREIGN] = np.concatenate([made[FOREIGN], added]) if FOREIGN in made else added
         judged[split] = replace(judged[split], unanswerable=made)
     # All splits share the extended list of questions. New questions are at its end, so old positions stay valid.
-    return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
+    return OpenPart(part.name, dataset, {split: replace(chosen, dataset=dataset) for split, chosen in judged.items()})
 
 
 def foreign_questions(
@@ -352,11 +352,11 @@ def foreign_questions(
     other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
     asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
     judged = other.judgements[split]
-    is_here = (judged.scores > 0) & np.isin(other.documents.forms[judged.documents], dataset.documents.forms)
+    is_here = (judged.scores > 0) & np.isin(other.documents.hashes[judged.documents], dataset.documents.hashes)
     answered = set(judged.queries[is_here].tolist())
-    known = set(dataset.queries.forms.tolist())
-    forms = other.queries.forms[asked].tolist()
-    kept = [query for query, form in zip(asked, forms, strict=True) if form not in known and query not in answered]
+    known = set(dataset.queries.hashes.tolist())
+    hashes = other.queries.hashes[asked].tolist()
+    kept = [query for query, key in zip(asked, hashes, strict=True) if key not in known and query not in answered]
     if len(kept) < len(asked):
         log(
             f"{other.name}: {len(asked) - len(kept):,} of {len(asked):,} questions are left out: {dataset.name} has "
@@ -370,10 +370,10 @@ def foreign_questions(
 
 def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:
     """Raise `DataError`, before any text is encoded, if a data set has too few questions to choose a threshold."""
-    if all(aim in PAIR_AIMS for aim, _ in job.aims):
+    if all(target in PAIR_TARGETS for target, _ in job.targets):
         return
-    judged = [one for part in parts for one in part.judged.values()]
+    judged = [split for part in parts for split in part.judged.values()]
     try:
-        check_enough(sum(len(one.queries) + sum(map(len, one.unanswerable.values())) for one in judged), job.confidence)
+        check_enough(sum(len(s.queries) + sum(map(len, s.unanswerable.values())) for s in judged), job.confidence)
     except MetricInputError as error:
         raise DataError(error.what, source.name, error.remedy) from error

@@ -317,17 +317,17 @@ def arrange(
     """Return one printed table, or one for each metric if there are more than `WIDE` data sets.
 
     `columns` have a number for each row, by data set and metric. The data set None is the mean over all data sets."""
-    datasets = list(dict.fromkeys(one for one, _ in columns))
-    names = dict(zip(datasets, unique_names([AVERAGE if one is None else one for one in datasets]), strict=True))
-    if sum(one is not None for one in datasets) <= WIDE:
-        spans = [(names[one], sum(dataset == one for dataset, _ in columns)) for one in datasets]
+    datasets = list(dict.fromkeys(dataset for dataset, _ in columns))
+    names = dict(zip(datasets, unique_names([AVERAGE if name is None else name for name in datasets]), strict=True))
+    if sum(name is not None for name in datasets) <= WIDE:
+        spans = [(names[name], sum(dataset == name for dataset, _ in columns)) for name in datasets]
         cells: Rows = [[row, *(column[index] for column in columns.values())] for index, row in enumerate(rows)]
         return [ReportTable(caption, [first, *(title(metric) for _, metric in columns)], cells, spans=spans)]
     return [
         ReportTable(
             f"{title(metric)}. {caption}",
             unique_names(["Data set", *rows]),
-            [[names[one], *columns[one, metric]] for one in datasets if (one, metric) in columns],
+            [[names[name], *columns[name, metric]] for name in datasets if (name, metric) in columns],
         )
         for metric in dict.fromkeys(metric for _, metric in columns)
     ]

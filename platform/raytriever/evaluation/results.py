@@ -1,7 +1,7 @@
 """Results of an evaluation as typed rows, and their file `results.json`, whose keys are the fields of `Results`.
 
-A missing value is None, and null in the file. A share is `{"part", "whole", "low", "high"}`: counted cases, all cases,
-and the bounds of its 95 % interval."""
+A missing value is None, and null in the file. A fraction is `{"count", "total", "low", "high"}`: counted cases, all
+cases, and the bounds of its 95 % interval."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, TypedDict
 from raytriever.core.errors import ConfigError, StorageError, setting
 from raytriever.core.reading.json_and_yaml import conform, read_json
 from raytriever.core.store.commit import write_atomically
-from raytriever.metrics.answer_threshold import AnswerAim
+from raytriever.metrics.answer_threshold import AnswerTarget
 from raytriever.metrics.intervals import Proportion
-from raytriever.metrics.pair_threshold import PairAim
-from raytriever.metrics.passage_threshold import PassageAim, PassagesKept
+from raytriever.metrics.pair_threshold import PairTarget
+from raytriever.metrics.passage_threshold import PassagesKept, PassageTarget
 
 RESULTS, FORMAT = "results.json", 3
 EVALUATION = "evaluation"  # folder of the evaluation of a training run
@@ -45,7 +45,7 @@ class About:
     absent_relevant: int
     relevant: int
     unanswerable_queries: int
-    # Number of queries by model; see `measurements.count_copies_above`.
+    # Number of queries by model; see `dataset_evaluation.count_copies_above`.
     copies_above: dict[str, int] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)  # labels of the parts of a divided data set
     # By model, sentences about what it lacks for the data set.
@@ -115,21 +115,22 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class ThresholdRow:
-    """Threshold of a model for one target (see `protocol.aim_text`), chosen on some queries and tested on others.
+    """Threshold of a model for one target (see `protocol.target_text`), chosen on some queries and tested on others.
 
     The two splits are equal if it was chosen and tested on the same queries, because there are few. `chosen` is the
-    value that the threshold achieved on the queries on which it was chosen; `checked` is the same share in the test. If
-    the target is out of reach, `chosen` is the best value, `threshold` and `kept` are None, and `shares` is empty.
+    value that the threshold achieved on the queries on which it was chosen; `checked` is the same fraction in the test.
+    If the target is out of reach, `chosen` is the best value, `threshold` and `kept` are None, and `fractions` is
+    empty.
 
-    `shares` are of the tested queries. For answers, they are `coverage` (answered queries, of those with an answer),
+    `fractions` are of the tested queries. For answers, they are `coverage` (answered queries, of those with an answer),
     `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of all queries). For
-    pairs, they are `pair_precision` and `pair_recall`. `unanswerable` has, by kind, the share of queries without an
+    pairs, they are `pair_precision` and `pair_recall`. `unanswerable` has, by kind, the fraction of queries without an
     answer that are answered. `calibration_error` is that of the probabilities from one split on the other; see
     `metrics.score_to_probability`."""
 
     dataset: str
     model: str
-    aim: AnswerAim | PairAim | PassageAim
+    target: AnswerTarget | PairTarget | PassageTarget
     wanted: float | None
     confidence: str
     chosen_on: str
@@ -137,7 +138,7 @@ class ThresholdRow:
     threshold: float | None
     chosen: float | None
     calibration_error: ErrorRow
-    shares: dict[str, Proportion] = field(default_factory=dict)
+    fractions: dict[str, Proportion] = field(default_factory=dict)
     checked: Proportion | None = None
     kept: PassagesKept | None = None
     unanswerable: dict[str, Proportion] = field(default_factory=dict)
@@ -156,21 +157,21 @@ class ConfidenceRow:
     area: float  # area on the tested queries, with its 95 % interval `low` to `high`
     low: float
     high: float
-    # Normalized abstention AUC of the share of relevant top documents, on the tested queries; None if all are relevant,
-    # or none.
+    # Normalized abstention AUC of the fraction of relevant top documents, on the tested queries; None if all are
+    # relevant, or none.
     nauc: float | None
     decides: bool  # whether the thresholds apply to this confidence
 
 
 @dataclass(frozen=True)
-class FormRow:
-    """Results of one variant of a model's embeddings, with its type and width."""
+class VariantRow:
+    """Results of one variant of a model's embeddings, with its type and dimension."""
 
     dataset: str
     model: str
     system: str  # name of the variant among the models of the evaluation
     dtype: str
-    width: int
+    dim: int
     bytes: int  # bytes of one document
     metrics: dict[str, float | None]
     threshold: float  # threshold of the model's own scores; `chosen` says how it was chosen
@@ -179,7 +180,7 @@ class FormRow:
     # it.
     precision: float | None
     recall: float
-    # Share of queries whose best document is on the other side of the threshold than for the model itself.
+    # Fraction of queries whose best document is on the other side of the threshold than for the model itself.
     changed: float
 
 
@@ -196,8 +197,8 @@ class Results:
     costs: list[CostRow] = field(default_factory=list)
     thresholds: list[ThresholdRow] = field(default_factory=list)
     confidences: list[ConfidenceRow] = field(default_factory=list)
-    forms: list[FormRow] = field(default_factory=list)
-    # By model, how it reads texts and the width of its embeddings.
+    variants: list[VariantRow] = field(default_factory=list)
+    # By model, how it reads texts and the dimension of its embeddings.
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)  # lines about bad rows
     missing: list[str] = field(default_factory=list)  # a line for each missing data set of a suite
@@ -266,9 +267,9 @@ def as_read(value: Any) -> Any:
 def without_nan(value: Any) -> Any:
     """Return JSON values with None instead of numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {key: without_nan(one) for key, one in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_nan(one) for one in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,7 +1,8 @@
 """Evaluation job: evaluate models on several data sets and write the evaluation directory.
 
-The directory is committed as a whole. Until then each result is stored as soon as it is complete (`measurements`), and
-a long search stores its partial ranking. So an interrupted evaluation continues where it stopped."""
+The directory is committed as a whole. Until then each result is stored as soon as it is complete
+(`dataset_evaluation`), and a long search stores its partial ranking. So an interrupted evaluation continues where it
+stopped."""
 
 from __future__ import annotations
 
@@ -22,20 +23,20 @@ from raytriever.evaluation.answer_decisions import ModelDecision, confidence_row
 from raytriever.evaluation.calibrate_system import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.composed.fusion_and_reranking import notes_of
 from raytriever.evaluation.composed.open_systems import SystemOpener
-from raytriever.evaluation.differences.system_significance import pair_rows
-from raytriever.evaluation.evaluate_split import Evaluation, PreparedSystem, evaluate
-from raytriever.evaluation.evaluated_datasets import EvaluationDataset, rename_duplicates
-from raytriever.evaluation.evaluation_files import LATEX, write_measured_files
-from raytriever.evaluation.measurements import (
+from raytriever.evaluation.dataset_evaluation import (
     UNFINISHED,
-    DatasetMeasurement,
-    MeasurementStore,
-    PartMeasurement,
+    DatasetEvaluation,
+    EvaluationStore,
+    PartEvaluation,
     auc_rows,
     cost_rows,
 )
+from raytriever.evaluation.differences.system_significance import pair_rows
+from raytriever.evaluation.evaluate_split import Evaluation, PreparedSystem, evaluate
+from raytriever.evaluation.evaluated_datasets import EvaluationDataset, rename_duplicates
+from raytriever.evaluation.evaluation_files import LATEX, write_evaluated_files
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol
-from raytriever.evaluation.quantized_variants import FormSystem, check_samples, form_rows
+from raytriever.evaluation.quantized_variants import QuantizedSystem, check_samples, variant_rows
 from raytriever.evaluation.report_document import document, points_of
 from raytriever.evaluation.requested_models import (
     EvaluatedModel,
@@ -52,9 +53,9 @@ from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBacken
 from raytriever.models.device_and_precision import choose_precision, default_device
 from raytriever.models.prompts import SIDES
 from raytriever.retrieval.mining.bm25_analyzer import Analysis
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
+from raytriever.tracking.tracker import COMMAND, DatasetRecord, Tracker, closing
 
-_SAME_QUERIES = "weight and thresholds are chosen on the same queries, so a promised share is not exact"
+_SAME_QUERIES = "weight and thresholds are chosen on the same queries, so a promised fraction is not exact"
 
 
 def run_evaluation(
@@ -64,7 +65,7 @@ def run_evaluation(
     tracker: Callable[[], Tracker],
     log: Callable[[str], None],
     backend: RetrievalBackend | None = None,
-    report: Callable[[Path], None] | None = None,
+    write_page: Callable[[Path], None] | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] = lambda model, dataset, metrics: None,
 ) -> Results:
     """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
@@ -73,7 +74,7 @@ def run_evaluation(
         output: directory of the evaluation. Results of the same command there are replaced.
         fresh: whether to replace results of another command as well.
         backend: functions that encode and search; by default they run in this process.
-        report: function that draws plots and a page from the directory before it is committed.
+        write_page: function that writes plots and a page from the directory before it is committed.
         on_result: function that gets each model, data set and metrics as soon as they are computed.
     """
     device = default_device()
@@ -85,24 +86,24 @@ def run_evaluation(
     opened = open_job(job, log)
     encoders = Encoders(job.models, precision, device, log, backend=backend)
     results.systems = encoders.systems
-    store = MeasurementStore(output.with_name(output.name + UNFINISHED), log)
+    store = EvaluationStore(output.with_name(output.name + UNFINISHED), log)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
             directory = EvaluationDirectory(folder, results, job.calibration_split, job.models)
             calibrations: list[Calibrated] = []
-            for measured in _evaluate_datasets(job, opened, encoders, store):
-                decisions = decide_dataset(measured, job.aims, job.confidence, job.removed)
-                calibrations += write_calibrations(folder, measured, decisions, job, log)
-                directory.add(measured, decisions)
-                results.quarantined += _write_quarantine(measured, folder, output)
-                for model in measured.models:
-                    metrics = {name: value for name, value in measured.metrics(model).items() if value is not None}
-                    on_result(model, measured.source.name, metrics)
-                run.describe(_settings(results, device.type), _record(measured), {STAGE: "evaluate"})
+            for evaluated in _evaluate_datasets(job, opened, encoders, store):
+                decisions = decide_dataset(evaluated, job.targets, job.confidence, job.removed)
+                calibrations += write_calibrations(folder, evaluated, decisions, job, log)
+                directory.add(evaluated, decisions)
+                results.quarantined += _write_quarantine(evaluated, folder, output)
+                for model in evaluated.models:
+                    metrics = {name: value for name, value in evaluated.metrics(model).items() if value is not None}
+                    on_result(model, evaluated.source.name, metrics)
+                run.describe(_settings(results, device.type), _record(evaluated), {COMMAND: "evaluate"})
             directory.finish()
-            if report is not None:
-                report(folder)
+            if write_page is not None:
+                write_page(folder)
             # Write them before the commit, after which the same command would do nothing.
             save_calibrations(calibrations, output, log)
         remove(store.folder)
@@ -124,23 +125,23 @@ class EvaluationDirectory:
     models: Sequence[EvaluatedModel] = ()  # systems whose costs are listed, with the variants of their embeddings
     _values: dict[str, dict[str, dict[str, ndarray]]] = field(default_factory=dict)
 
-    def add(self, measured: DatasetMeasurement, decisions: Sequence[ModelDecision] = ()) -> None:
+    def add(self, evaluated: DatasetEvaluation, decisions: Sequence[ModelDecision] = ()) -> None:
         """Add the rows of a data set with the thresholds of each model to the results, and write its files."""
-        results, name = self.results, measured.source.name
-        for model in measured.models:
-            results.models.setdefault(model, {})[name] = measured.metrics(model)
-            self._values.setdefault(model, {})[name] = measured.testable_values(model)
-            for part in measured.parts if measured.source.is_divided else ():
-                results.parts.setdefault(model, {})[measured.label(part)] = part.metrics(model)
-        results.about[name] = measured.about()
-        results.auc += auc_rows(measured)
+        results, name = self.results, evaluated.source.name
+        for model in evaluated.models:
+            results.models.setdefault(model, {})[name] = evaluated.metrics(model)
+            self._values.setdefault(model, {})[name] = evaluated.testable_values(model)
+            for part in evaluated.parts if evaluated.source.is_divided else ():
+                results.parts.setdefault(model, {})[evaluated.label(part)] = part.metrics(model)
+        results.about[name] = evaluated.about()
+        results.auc += auc_rows(evaluated)
         if decisions:
-            results.thresholds += threshold_rows(measured, decisions, self.chosen_on)
-            results.confidences += confidence_rows(measured, decisions, self.chosen_on)
-        forms = [model.form for model in self.models if model.form]
-        results.forms += form_rows(measured, forms, results.systems, results.thresholds)
-        results.costs += cost_rows(name, measured.parts, self.models)
-        write_measured_files(self.folder, measured)
+            results.thresholds += threshold_rows(evaluated, decisions, self.chosen_on)
+            results.confidences += confidence_rows(evaluated, decisions, self.chosen_on)
+        variants = [model.variant for model in self.models if model.variant]
+        results.variants += variant_rows(evaluated, variants, results.systems, results.thresholds)
+        results.costs += cost_rows(name, evaluated.parts, self.models)
+        write_evaluated_files(self.folder, evaluated)
 
     def finish(self) -> None:
         """Test the differences between the models, and write `results.json`, `table.md` and `table.tex`."""
@@ -165,8 +166,8 @@ def open_job(job: EvaluationJob, log: Callable[[str], None]) -> list[tuple[Evalu
     for source, parts in opened:
         parts[:] = [add_foreign_questions(part, job.foreign, source.max_bad_rows, log) for part in parts]
         check_enough_questions(parts, source, job)
-    if job.forms:
-        check_samples(job.forms, [part.dataset for _, parts in opened for part in parts])
+    if job.variants:
+        check_samples(job.variants, [part.dataset for _, parts in opened for part in parts])
     return opened
 
 
@@ -174,48 +175,48 @@ def _evaluate_datasets(
     job: EvaluationJob,
     opened: Sequence[tuple[EvaluationDataset, list[OpenPart]]],
     encoders: Encoders,
-    store: MeasurementStore,
-) -> Iterator[DatasetMeasurement]:
+    store: EvaluationStore,
+) -> Iterator[DatasetEvaluation]:
     """Evaluate all models on each data set, and yield its measurement."""
     prompts = _dataset_prompts(job, encoders)
     asks_bm25 = any(isinstance(node, Bm25) for model in job.models for node in nodes_of(model.system))
     for source, parts in opened:
         analyzed = {source.label(part.name): part.dataset.documents for part in parts if asks_bm25}
         bm25: dict[str, Any] = {label: Analysis.of(documents).content() for label, documents in analyzed.items()}
-        measured = DatasetMeasurement(source, [], bm25, prompts[source.name])
-        _log_dataset(measured, parts, f"{job.precision} on {encoders.device_type}", store.log)
-        measured.parts.extend(_evaluate_part(job, encoders, store, measured, part) for part in parts)
-        yield measured
+        evaluated = DatasetEvaluation(source, [], bm25, prompts[source.name])
+        _log_dataset(evaluated, parts, f"{job.precision} on {encoders.device_type}", store.log)
+        evaluated.parts.extend(_evaluate_part(job, encoders, store, evaluated, part) for part in parts)
+        yield evaluated
 
 
 def _evaluate_part(
-    job: EvaluationJob, encoders: Encoders, store: MeasurementStore, measured: DatasetMeasurement, opened: OpenPart
-) -> PartMeasurement:
+    job: EvaluationJob, encoders: Encoders, store: EvaluationStore, evaluated: DatasetEvaluation, opened: OpenPart
+) -> PartEvaluation:
     """Evaluate all models on a part of a data set, or read the results that an earlier command stored."""
-    source, judged, chosen_on = measured.source, opened.judged, job.calibration_split
-    part = PartMeasurement(opened.name, opened.dataset, judged[source.split], {}, {}, judged.get(chosen_on))
+    source, judged, chosen_on = evaluated.source, opened.judged, job.calibration_split
+    part = PartEvaluation(opened.name, opened.dataset, judged[source.split], {}, {}, judged.get(chosen_on))
     for model, system in _systems(job, encoders, source, opened):
         key = {
             "device": encoders.device_type,
             "system": [encoders.systems[model.name], system.digest],
             # Compute digests from what the encoders compute: the name of a function does not identify its content.
-            "encoders": [encoders[one].digest(one, side) for one in encoders_of(model.system) for side in SIDES],
+            "encoders": [encoders[node].digest(node, side) for node in encoders_of(model.system) for side in SIDES],
             "dataset": [part.dataset.digest, part.dataset.location],
         }
-        is_calibrated = bool(job.aims) and model.name in (job.calibrated or [model.name])
+        is_calibrated = bool(job.targets) and model.name in (job.calibrated or [model.name])
         notes = [_SAME_QUERIES] if is_calibrated and has_weight(model.system) else []
         protocols, evaluations = {source.split: source.protocol}, {}
         if is_calibrated:
             protocols.setdefault(chosen_on, replace(source.protocol, metrics=(AUC,)))
         for split, protocol in protocols.items():
-            measure = partial(_evaluate, system, part.dataset, split, protocol, judged[split])
+            run_system = partial(_evaluate, system, part.dataset, split, protocol, judged[split])
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
-            found = store.get(model.name, source.label(opened.name), split, whole_key, measure)
+            found = store.get(model.name, source.label(opened.name), split, whole_key, run_system)
             evaluations[split] = replace(found, notes=[*found.notes, *notes])
         part.evaluations[model.name] = evaluations[source.split]
         if is_calibrated:
             part.calibration[model.name] = evaluations[chosen_on]
-            measured.digests[model.name] = system.digest
+            evaluated.digests[model.name] = system.digest
     return part
 
 
@@ -233,8 +234,8 @@ def _systems(
     )
     dense: dict[str, DenseSystem] = {}
     for model in job.models:
-        if model.form is not None:
-            yield model, FormSystem(dense[model.form.model], model.form)
+        if model.variant is not None:
+            yield model, QuantizedSystem(dense[model.variant.model], model.variant)
             continue
         system = opener.open(model.system)
         if isinstance(system, DenseSystem):
@@ -246,7 +247,7 @@ def _evaluate(
     system: PreparedSystem, dataset: RetrievalDataset, split: str, protocol: Protocol, judged: JudgedQueries
 ) -> Evaluation:
     """Evaluate a system. The search time excludes the preparation of the documents."""
-    if isinstance(system, FormSystem):
+    if isinstance(system, QuantizedSystem):
         system.kept = protocol.kept_of(judged.relevance)
     system.prepare()
     evaluation = evaluate(dataset, split, system, protocol, judged)
@@ -254,39 +255,39 @@ def _evaluate(
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
-    names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
+    names = {dataset.name: [dataset.prompt_names(part) for part in dataset.parts] for dataset in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
     for model in job.models:
-        if model.form is not None:
+        if model.variant is not None:
             continue
         for name, parts in names.items():
             found = (encoders[config].prompts_of(*part) for config in encoders_of(model.system) for part in parts)
             prompts = dict.fromkeys(found)
-            if any(one.query_name or one.passage_name for one in prompts):
+            if any(prompt.query_name or prompt.passage_name for prompt in prompts):
                 lines[name][model.name] = "; ".join(map(str, prompts))
     return lines
 
 
 def _log_dataset(
-    measured: DatasetMeasurement, parts: Sequence[OpenPart], arithmetic: str, log: Callable[[str], None]
+    evaluated: DatasetEvaluation, parts: Sequence[OpenPart], arithmetic: str, log: Callable[[str], None]
 ) -> None:
-    source, documents = measured.source, sum(len(part.dataset.documents) for part in parts)
+    source, documents = evaluated.source, sum(len(part.dataset.documents) for part in parts)
     log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
     if own := sum(part.judged[source.split].count_own() for part in parts):
         line = f"{own} queries are judged relevant to the document with their own id, which is left out"
         log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, if ids are equal by chance")
-    for label, analysis in measured.bm25.items():
+    for label, analysis in evaluated.bm25.items():
         if analysis["warning"]:
             log(f"{label}: {analysis['warning']}")
-    for model, chosen in measured.prompts.items():
+    for model, chosen in evaluated.prompts.items():
         log(f"{source.name}: {model}: {chosen}")
 
 
-def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:
+def _write_quarantine(evaluated: DatasetEvaluation, folder: Path, output: Path) -> list[str]:
     """Write the bad rows of each part into the unfinished directory. Return a line about each, with its final path."""
     lines = []
-    for part in measured.parts:
-        left_out = part.dataset.quarantine.write(folder / measured.label(part))
+    for part in evaluated.parts:
+        left_out = part.dataset.quarantine.write(folder / evaluated.label(part))
         if left_out.total and left_out.path:
             lines.append(str(replace(left_out, path=output / left_out.path.relative_to(folder))))
     return lines
@@ -300,9 +301,9 @@ def _settings(results: Results, device: str) -> dict[str, Any]:
     return {**results.request, "models": models, "device": device}
 
 
-def _record(measured: DatasetMeasurement) -> DatasetRecord:
+def _record(evaluated: DatasetEvaluation) -> DatasetRecord:
     counts = Counter[str]()
-    for part in measured.parts:
+    for part in evaluated.parts:
         counts.update(part.dataset.counts())
-    first = measured.parts[0].dataset
-    return DatasetRecord(measured.source.name, next(iter(measured.source.parts.values())), first.digest, counts)
+    first = evaluated.parts[0].dataset
+    return DatasetRecord(evaluated.source.name, next(iter(evaluated.source.parts.values())), first.digest, counts)

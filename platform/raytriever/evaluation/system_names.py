@@ -216,7 +216,7 @@ _FIELDS: tuple[tuple[type, str, PathKind], ...] = (
 
 
 def _fields_of(tree: SystemTree) -> list[tuple[str, PathKind]]:
-    return [(field, kind) for one, field, kind in _FIELDS if isinstance(tree, one)]
+    return [(field, kind) for node, field, kind in _FIELDS if isinstance(tree, node)]
 
 
 def _expand(tree: SystemTree) -> SystemTree:

@@ -58,7 +58,7 @@ class Encoders:
     """Cache of encoders by their settings. The least recently used ones are dropped, and loaded again when needed.
 
     Attributes:
-        systems: by name of the model, how it reads texts and the width of its embeddings.
+        systems: by name of the model, how it reads texts and the dimension of its embeddings.
         cross_encoders: cross-encoders of rerankings by name; they stay in memory.
     """
 
@@ -86,18 +86,20 @@ class Encoders:
                         directory = resolve_model(node.cross_encoder, node.revision)
                         arithmetic = "fp32" if precision == "int8" else precision  # cross-encoders do not support int8
                         self.cross_encoders[node.cross_encoder] = CrossEncoder(directory, device, arithmetic)
-            elif model.form is not None:
-                whole = self.systems[model.form.model]
-                width = model.form.width or whole["width"]
-                self.systems[model.name] = whole | {"width": width, "dtype": model.form.dtype}
+            elif model.variant is not None:
+                whole = self.systems[model.variant.model]
+                dim = model.variant.dim or whole["dim"]
+                self.systems[model.name] = whole | {"dim": dim, "dtype": model.variant.dtype}
             else:
                 retriever = self[model.config]
-                width = retriever.width
-                for form in (one.form for one in models if one.form and one.form.model == model.name):
-                    if form.width is not None and form.width > width:
-                        what = f"{form.width} is out of range, embeddings of {model.name} have {width} components"
-                        raise ConfigError(what, setting("truncate_dim"), f"give at most {width}")
-                system = {"model": model.location, "width": width, "precision": precision}
+                dim = retriever.dim
+                for variant in (
+                    system.variant for system in models if system.variant and system.variant.model == model.name
+                ):
+                    if variant.dim is not None and variant.dim > dim:
+                        what = f"{variant.dim} is out of range, embeddings of {model.name} have {dim} components"
+                        raise ConfigError(what, setting("truncate_dim"), f"give at most {dim}")
+                system = {"model": model.location, "dim": dim, "precision": precision}
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
 
@@ -107,7 +109,7 @@ class Encoders:
         if retriever is None:
             retriever = open_encoder(config, self._precision, self._device)
         self._loaded[name] = retriever
-        while len(self._loaded) > 1 and sum(one.nbytes for one in self._loaded.values()) > KEPT_BYTES:
+        while len(self._loaded) > 1 and sum(encoder.nbytes for encoder in self._loaded.values()) > KEPT_BYTES:
             del self._loaded[next(iter(self._loaded))]
         return retriever
 
@@ -126,7 +128,7 @@ class DenseSystem:
 
     def __post_init__(self) -> None:
         self._row = np.full(len(self.dataset.queries), -1)  # row of each query in `_queries`, -1 if not yet encoded
-        self._queries = np.zeros((0, self.retriever.width), np.float32)
+        self._queries = np.zeros((0, self.retriever.dim), np.float32)
         self._store: EmbeddingStore | None = None
 
     def prepare(self) -> None:
@@ -139,7 +141,7 @@ class DenseSystem:
             self._store = embed_corpus(self.config, self.retriever, self.dataset, self.backend.encode, self.prompts)
         return self._store
 
-    def encode(self, queries: Int64[ndarray, " queries"]) -> Float32[ndarray, "queries width"]:
+    def encode(self, queries: Int64[ndarray, " queries"]) -> Float32[ndarray, "queries dim"]:
         """Return the embeddings of queries, given by position; encode those that are not encoded yet."""
         new = np.unique(queries[self._row[queries] < 0])
         if len(new):
@@ -182,8 +184,8 @@ class EmbeddedSystem:
 
     dataset: RetrievalDataset
     positions: Int64[ndarray, " queries"]
-    queries: Float32[ndarray, "queries width"]
-    documents: Float32[ndarray, "documents width"]
+    queries: Float32[ndarray, "queries dim"]
+    documents: Float32[ndarray, "documents dim"]
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
@@ -200,8 +202,8 @@ class EmbeddedSystem:
 def evaluate_embeddings(
     dataset: RetrievalDataset,
     split: str,
-    queries: Float32[ndarray, "split_queries width"],
-    documents: Float32[ndarray, "documents width"],
+    queries: Float32[ndarray, "split_queries dim"],
+    documents: Float32[ndarray, "documents dim"],
     protocol: Protocol | None = None,
 ) -> Evaluation:
     """Evaluate a dense retriever from the embeddings of `dataset.relevant_queries(split)` and of all documents."""

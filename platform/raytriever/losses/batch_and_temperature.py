@@ -112,15 +112,15 @@ class RowRelevance:
 class Candidates:
     """Embeddings and index lists of one worker's rows of the score matrix, without the scores."""
 
-    queries: Float[Tensor, "rows width"]  # embedding of each row
-    embeddings: Float[Tensor, "candidates width"]  # embedding of every distinct candidate of the global batch
+    queries: Float[Tensor, "rows dim"]  # embedding of each row
+    embeddings: Float[Tensor, "candidates dim"]  # embedding of every distinct candidate of the global batch
     relevance: RowRelevance  # positives of each row, and pairs that are not negatives
     log_temperature: Float[Tensor, ""]  # logarithm of the temperature tau
     largest_score: float = torch.inf  # upper bound of |score| / tau over all scores of all workers
     bias: Float[Tensor, ""] | None = None  # bias that `bce` adds to every score, in units of tau; None without `bce`
 
     @property
-    def scaled_queries(self) -> Float[Tensor, "rows width"]:
+    def scaled_queries(self) -> Float[Tensor, "rows dim"]:
         """Queries divided by tau. Losses compute every score with them; training applies tau only here."""
         return self.queries * torch.exp(-self.log_temperature)
 
@@ -147,7 +147,7 @@ def first_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
 
 
 def check_batch(
-    queries: Float[Tensor, "queries width"], passages: Float[Tensor, "passages width"], relevance: RowRelevance
+    queries: Float[Tensor, "queries dim"], passages: Float[Tensor, "passages dim"], relevance: RowRelevance
 ) -> None:
     """Raise `LossInputError` if the shapes and types of one worker's embeddings and ids do not agree."""
     if queries.ndim != 2 or passages.ndim != 2 or queries.shape[1] != passages.shape[1]:

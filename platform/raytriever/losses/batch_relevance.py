@@ -98,7 +98,7 @@ def find_relevance(
     positives, pair_count = everyones[own], int((everyones != PAD).sum())
     result = pairs.relevance(own, ids.queries[own], ids.passages[texts], positives, pair_count, distinct)
     result = replace(result, seed=ids.seed, step=ids.step)
-    group, graded = (each and _group(*each, distinct, positives, pairs, own.start) for each in (teacher, labels))
+    group, graded = (scores and _group(*scores, distinct, positives, pairs, own.start) for scores in (teacher, labels))
     result = replace(result, group=group, labels=graded)
     return replace(result, exchanged=_exchange_roles(ids, own)) if symmetric else result
 
@@ -140,14 +140,14 @@ class _Pairs:
     """Distinct pairs of a row and a column that are not negatives, ascending, without those of the column `PAD`."""
 
     def __init__(self, rows: ndarray, columns: ndarray, row_count: int, column_count: int) -> None:
-        self._width = column_count
+        self._dim = column_count
         self._keys = np.unique((rows * column_count + columns)[columns != PAD])
         self._rows = row_count
         self.negatives = row_count * column_count - len(self._keys)
 
     def contain(self, rows: ndarray, columns: ndarray) -> Bool[ndarray, "*shape"]:
         """Return True for each (row, column) that is one of the pairs."""
-        keys = rows * self._width + columns
+        keys = rows * self._dim + columns
         index = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return self._keys[index] == keys
 
@@ -161,8 +161,8 @@ class _Pairs:
         distinct: _Distinct,
     ) -> RowRelevance:
         """Return the relevance of the rows `own`. The other arguments have only these rows."""
-        starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._width)
-        rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._width)
+        starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._dim)
+        rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._dim)
         return RowRelevance(
             torch.from_numpy(queries),
             torch.from_numpy(passages),

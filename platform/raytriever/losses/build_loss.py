@@ -16,7 +16,7 @@ from raytriever.losses.loss import Loss
 from raytriever.losses.loss_settings import LossConfig, check_loss
 from raytriever.losses.named_losses import LOSSES
 from raytriever.losses.row_losses import RowLoss, by_row
-from raytriever.losses.score_matrix import LossShare, ScoreLoss
+from raytriever.losses.score_matrix import PartialLoss, ScoreLoss
 from raytriever.losses.user_loss import load_own_loss, probe
 from raytriever.losses.user_loss_file import LossFile
 
@@ -24,13 +24,13 @@ from raytriever.losses.user_loss_file import LossFile
 def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:
     """Return the weighted sum of losses over the same candidates. Each unweighted value is logged as `loss_TITLE`."""
 
-    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
         terms = [loss(config, batch, workers) for loss in losses]
         statistics = {name: value for term in terms for name, value in term.statistics.items()}
-        values = workers.all_reduce(torch.stack([term.share for term in terms]))
+        values = workers.all_reduce(torch.stack([term.partial for term in terms]))
         statistics |= {f"loss_{title}": value for title, value in zip(titles, values, strict=True)}
-        total = torch.stack([weight * term.share for weight, term in zip(weights, terms, strict=True)]).sum()
-        return LossShare(total, statistics)
+        total = torch.stack([weight * term.partial for weight, term in zip(weights, terms, strict=True)]).sum()
+        return PartialLoss(total, statistics)
 
     return reduce
 

@@ -15,29 +15,29 @@ from raytriever.losses.batch_and_temperature import Candidates, TeacherGroup
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.row_losses import INFONCE, by_row
-from raytriever.losses.score_matrix import LossShare, ScoreLoss
+from raytriever.losses.score_matrix import PartialLoss, ScoreLoss
 
 Scores = Float64[Tensor, "rows group"]
 
 
-def by_teacher(share: Callable[[Scores, Scores, TeacherGroup, WorkerGroup], Float[Tensor, ""]]) -> ScoreLoss:
+def by_teacher(partial: Callable[[Scores, Scores, TeacherGroup, WorkerGroup], Float[Tensor, ""]]) -> ScoreLoss:
     """Return a score loss for distillation. It is InfoNCE for batches without teacher scores, such as dev batches.
 
     Args:
-        share: function that returns this worker's share of the loss. Its arguments are the student's scores of the
+        partial: function that returns this worker's partial loss. Its arguments are the student's scores of the
             group of each row in units of tau (differentiable), the teacher's scores in units of its temperature, the
             group, and the workers. Scores are float64, and 0 in empty slots.
     """
 
-    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
         group = batch.relevance.group
         if group is None:
             return by_row(INFONCE)(config, batch, workers)
         passages = batch.embeddings[group.columns.clamp(min=0)]
         student = (batch.scaled_queries[:, None, :] * passages).sum(2).double().masked_fill(~group.is_scored, 0)
         teacher = (group.scores.double() / config.teacher_temperature).masked_fill(~group.is_scored, 0)
-        value = share(student, teacher, group, workers).to(batch.queries.dtype)
-        return LossShare(value, _statistics(student, teacher, group, workers))
+        value = partial(student, teacher, group, workers).to(batch.queries.dtype)
+        return PartialLoss(value, _statistics(student, teacher, group, workers))
 
     return reduce
 
@@ -67,7 +67,7 @@ def _statistics(student: Scores, teacher: Scores, group: TeacherGroup, workers: 
 
 @by_teacher
 def kl(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGroup) -> Float[Tensor, ""]:
-    """Return this worker's share of the KL divergence over the group, in double precision.
+    """Return this worker's part of the KL divergence over the group, in double precision.
 
         value = sum over the group of p_teacher (log p_teacher - log p_student),
         p_student = softmax(s / tau),  p_teacher = softmax(t / teacher_temperature)
@@ -90,7 +90,7 @@ def kl(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGro
 
 @by_teacher
 def margin_mse(student: Scores, teacher: Scores, group: TeacherGroup, workers: WorkerGroup) -> Float[Tensor, ""]:
-    """Return this worker's share of MarginMSE, in double precision. It is 0 if there is no pair.
+    """Return this worker's part of MarginMSE, in double precision. It is 0 if there is no pair.
 
         value = mean of ((s_p - s_n) / tau - (t_p - t_n) / teacher_temperature)^2 over pairs (p, n) of a query's group
 

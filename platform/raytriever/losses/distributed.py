@@ -1,7 +1,7 @@
 """Collectives of a data-parallel group, on torch.distributed (gloo and nccl): `all_gather` and `all_reduce`.
 
 Gradient convention: `all_gather` is differentiable. Its backward pass is a reduce-scatter: each worker gets the summed
-gradients of its own rows. The loss of each worker is its share of the global loss times the number of workers. The
+gradients of its own rows. The loss of each worker is its partial loss times the number of workers. The
 training strategy averages gradients over the workers, so they equal the gradients of one process with all rows."""
 
 from __future__ import annotations

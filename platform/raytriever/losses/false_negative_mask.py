@@ -39,8 +39,8 @@ MASKED, MOST_MASKED = "guide_masked", "guide_most_masked"
 class GuideEmbeddings:
     """The guide's embeddings of this worker's queries and passages."""
 
-    queries: Float[Tensor, "queries guide_width"]
-    passages: Float[Tensor, "passages guide_width"]
+    queries: Float[Tensor, "queries guide_dim"]
+    passages: Float[Tensor, "passages guide_dim"]
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ class Loss(nn.Module):
     """Loss over the score matrix of the global batch, plus the distribution regularizer.
 
     Args:
-        scores: function that computes this worker's share of the loss of a batch; see `build_loss`.
+        scores: function that computes this worker's partial loss of a batch; see `build_loss`.
         unit_length: True if embeddings have length one. Then truncated embeddings are normalized again.
     """
 
@@ -72,7 +72,7 @@ class Loss(nn.Module):
         self.config = config
         self.unit_length = unit_length
         self._scores = scores
-        self._widths = config.widths
+        self._dims = config.dims
         self._squares_scores = "margin-mse" in config.terms
         is_known = unit_length and not config.learn_temperature and config.temperature >= SMALLEST_KNOWN_TEMPERATURE
         self._known_bound = UNIT**2 / config.temperature if is_known else None
@@ -100,8 +100,8 @@ class Loss(nn.Module):
 
     def forward(
         self,
-        queries: Float[Tensor, "queries width"],
-        passages: Float[Tensor, "passages width"],
+        queries: Float[Tensor, "queries dim"],
+        passages: Float[Tensor, "passages dim"],
         relevance: RowRelevance,
         workers: WorkerGroup = ALONE,
         guide: GuideEmbeddings | None = None,
@@ -125,7 +125,7 @@ class Loss(nn.Module):
             missing = "the embeddings of the guide are missing" if guide is None else "the settings name no guide"
             raise LossInputError(missing, "guide", "give both the setting and the embeddings, or neither")
         whole = queries.shape[1]
-        check_widths(self._widths, whole)
+        check_dims(self._dims, whole)
         masking = dict[str, Tensor]()
         # The gradient of a passage returns to the worker that encoded it.
         embeddings = relevance.keep(workers.all_gather(passages))
@@ -142,25 +142,27 @@ class Loss(nn.Module):
             bound = self._largest_score(batch, passages, workers)
         batch = replace(batch, largest_score=bound)
         values, statistics = list[Tensor](), {**masking, "temperature": log_temperature.detach().exp()}
-        widths = [width for width in self._widths if width < whole]
-        for width in (whole, *widths):
-            part = batch if width == whole else narrow_candidates(batch, width, self.unit_length)
-            own = self._scores(self.config, part, workers)
-            share = own.share
-            if self._bound_without_wait(part) is not None:
+        dims = [dim for dim in self._dims if dim < whole]
+        for dim in (whole, *dims):
+            truncated = batch if dim == whole else narrow_candidates(batch, dim, self.unit_length)
+            own = self._scores(self.config, truncated, workers)
+            partial = own.partial
+            if self._bound_without_wait(truncated) is not None:
                 # These embeddings were not checked. If one has NaN or infinity, its product with 0 makes the loss NaN.
-                share = torch.add(share, part.queries.detach().sum() + part.embeddings.detach().sum(), alpha=0)
-            values.append(sum_shares(share, workers))
-            measured = {
+                partial = torch.add(
+                    partial, truncated.queries.detach().sum() + truncated.embeddings.detach().sum(), alpha=0
+                )
+            values.append(sum_over_workers(partial, workers))
+            metrics = {
                 **own.statistics,
-                "query_positive_distance": query_positive_distance(part, workers),
-                "query_positive_mmd": query_positive_mmd(part, workers),
+                "query_positive_distance": query_positive_distance(truncated, workers),
+                "query_positive_mmd": query_positive_mmd(truncated, workers),
             }
-            if "batch_auc" not in measured:
-                measured["batch_auc"] = batch_auc(part, workers)
-            statistics |= {name if width == whole else f"{name}_at_{width}": at for name, at in measured.items()}
-            if widths:
-                statistics[f"loss_at_{width}"] = values[-1].detach()
+            if "batch_auc" not in metrics:
+                metrics["batch_auc"] = batch_auc(truncated, workers)
+            statistics |= {name if dim == whole else f"{name}_at_{dim}": at for name, at in metrics.items()}
+            if dims:
+                statistics[f"loss_at_{dim}"] = values[-1].detach()
         value = sum(values[1:], values[0])
         if self.config.distribution_weight:
             distance = distribution_distance(batch.queries, batch.embeddings, batch.relevance.rows, workers)
@@ -192,9 +194,9 @@ class Loss(nn.Module):
         ).tolist()
         if spoilt_queries or spoilt_passages:
             raise _not_finite(batch.queries, passages)
-        width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
-        scores = largest[0] * largest[1] * width / min(temperature, 1.0) if temperature else torch.inf
-        distances = (largest[0] + largest[1]) ** 2 * width
+        dim, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
+        scores = largest[0] * largest[1] * dim / min(temperature, 1.0) if temperature else torch.inf
+        distances = (largest[0] + largest[1]) ** 2 * dim
         if not max(scores, distances) < most or (self._squares_scores and not 2 * scores < most**0.5):
             raise LossInputError(
                 f"scores overflow: the largest components of query and passage embeddings are {largest[0]:.3g} and "
@@ -221,20 +223,20 @@ def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
 # ---------------------------------------------------------------------------------------------------- nested embeddings
 
 
-def check_widths(widths: tuple[int, ...], whole: int) -> None:
-    """Raise `ConfigError` if a nested dimension exceeds the full dimension. The largest of `widths` is the first."""
-    if widths and widths[0] > whole:
+def check_dims(dims: tuple[int, ...], whole: int) -> None:
+    """Raise `ConfigError` if a nested dimension exceeds the full dimension. The largest of `dims` is the first."""
+    if dims and dims[0] > whole:
         raise ConfigError(
-            f"asks for {widths[0]} components, but embeddings have {whole}",
+            f"asks for {dims[0]} components, but embeddings have {whole}",
             setting("matryoshka_dims"),
             f"give at most {whole}",
         )
 
 
-def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candidates:
-    """Truncate the embeddings of a batch to their first `width` components, differentiably."""
+def narrow_candidates(batch: Candidates, dim: int, unit_length: bool) -> Candidates:
+    """Truncate the embeddings of a batch to their first `dim` components, differentiably."""
     queries, embeddings = (
-        functional.normalize(x[:, :width], dim=-1) if unit_length else x[:, :width].contiguous()
+        functional.normalize(x[:, :dim], dim=-1) if unit_length else x[:, :dim].contiguous()
         for x in (batch.queries, batch.embeddings)
     )
     return replace(batch, queries=queries, embeddings=embeddings)
@@ -244,8 +246,8 @@ def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candi
 
 
 def distribution_distance(
-    queries: Float[Tensor, "queries width"],
-    candidates: Float[Tensor, "candidates width"],
+    queries: Float[Tensor, "queries dim"],
+    candidates: Float[Tensor, "candidates dim"],
     rows: int,
     workers: WorkerGroup,
 ) -> Float[Tensor, ""]:
@@ -253,18 +255,18 @@ def distribution_distance(
     center = candidates.mean(0)
     spread = candidates.square().sum(1).mean()
     per_query = queries.square().sum(1) + spread - 2 * queries @ center
-    return sum_shares(per_query.sum() / rows, workers)
+    return sum_over_workers(per_query.sum() / rows, workers)
 
 
-def sum_shares(share: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, ""]:
-    """Return the sum of all workers' shares. Its gradient is `workers.size` times that of this worker's share.
+def sum_over_workers(partial: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, ""]:
+    """Return the sum of all workers' partial losses. Its gradient is `workers.size` times that of the partial loss.
 
     Data parallelism averages the gradients over the workers, which divides by `workers.size` again. So parameters get
     the gradient of the sum."""
     if workers.size == 1:
-        return share
-    scaled = share * workers.size
-    return workers.all_reduce(share) + (scaled - scaled.detach())
+        return partial
+    scaled = partial * workers.size
+    return workers.all_reduce(partial) + (scaled - scaled.detach())
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics

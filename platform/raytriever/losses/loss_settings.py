@@ -16,7 +16,7 @@ from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES, LOSS
 from raytriever.losses.user_loss_file import PATTERN, LossFile
 
 
-def read_widths(value: Any) -> str:
+def read_dims(value: Any) -> str:
     """Normalize a list of embedding dimensions, separated by commas, to descending order. "" is an empty list.
 
     Raises:
@@ -26,9 +26,9 @@ def read_widths(value: Any) -> str:
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(re.fullmatch(r"[1-9]\d{0,5}", name) for name in names):
         raise ValueError("give whole numbers from 1, separated by commas, as in 256,128,64")
-    widths = [int(name) for name in names]
-    falling = sorted(set(widths), reverse=True)
-    if widths not in (falling, falling[::-1]):
+    dims = [int(name) for name in names]
+    falling = sorted(set(dims), reverse=True)
+    if dims not in (falling, falling[::-1]):
         raise ValueError(f"give each dimension once, in this order: {','.join(map(str, falling))}")
     return ",".join(map(str, falling))
 
@@ -67,7 +67,7 @@ class LossConfig:
         "the loss, FILE.py:NAME of yours, or a sum: mw+infonce",
         choices=LOSS_NAMES,
         pattern=rf"{PATTERN}|.+\+.+",
-        form="FILE.py:NAME",
+        metavar="FILE.py:NAME",
     )
     temperature: float = option(
         0.01,
@@ -114,18 +114,18 @@ class LossConfig:
     matryoshka_dims: str = option(
         "",
         "Matryoshka: also apply the loss to this many first components of each embedding",
-        reads=read_widths,
-        form="N,N,...",
+        reads=read_dims,
+        metavar="N,N,...",
     )
     guide: str | None = option(
         None,
         "frozen encoder that masks false negatives: those that it finds more similar to the query than its positive",
         reads=MODEL,
-        form="MODEL",
+        metavar="MODEL",
     )
     guide_margin: float | None = option(
         None,
-        "also mask negatives that are at most this share of its similarity below the positive, by the guide "
+        "also mask negatives that are at most this fraction of its similarity below the positive, by the guide "
         "(default: 0)",
         minimum=0,
         maximum=1,
@@ -136,7 +136,7 @@ class LossConfig:
         None,
         "weight of each loss of a sum, such as 1,0.3 (default: 1 each)",
         reads=read_weights,
-        form="W,W,...",
+        metavar="W,W,...",
     )
 
     @property
@@ -154,18 +154,20 @@ class LossConfig:
     @property
     def files(self) -> tuple[LossFile, ...]:
         """Terms that name a user's file."""
-        return tuple(own for own in map(LossFile.parse, self.terms) if own is not None)
+        return tuple(loss_file for loss_file in map(LossFile.parse, self.terms) if loss_file is not None)
 
     @property
     def needs_teacher(self) -> bool:
         """True if the loss reads a teacher's scores."""
-        asks = any("teacher_scores" in own.arguments() for own in self.files)
+        asks = any("teacher_scores" in loss_file.arguments() for loss_file in self.files)
         return asks or not set(DISTILLATION_LOSSES).isdisjoint(self.terms)
 
     @property
     def titles(self) -> tuple[str, ...]:
         """Names of the terms, without paths: a loss of a file has its name in that file."""
-        return tuple(term if own is None else own.name for term in self.terms for own in [LossFile.parse(term)])
+        return tuple(
+            term if loss_file is None else loss_file.name for term in self.terms for loss_file in [LossFile.parse(term)]
+        )
 
     @property
     def title(self) -> str:
@@ -178,11 +180,11 @@ class LossConfig:
         return any(term in LOSSES and LOSSES[term].symmetric for term in self.terms)
 
     @property
-    def widths(self) -> tuple[int, ...]:
+    def dims(self) -> tuple[int, ...]:
         """Dimensions of the nested (Matryoshka) embeddings, the largest first.
 
         The loss always includes the full embedding, even if its dimension is not listed here."""
-        return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
+        return tuple(map(int, read_dims(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
 
     def pinned(self) -> LossConfig:
         """Return the settings with a digest added to the name of each user's file.
@@ -190,7 +192,11 @@ class LossConfig:
         Raises:
             ConfigError: see `LossFile.read`.
         """
-        pinned = (term if own is None else own.pinned() for term in self.terms for own in [LossFile.parse(term)])
+        pinned = (
+            term if loss_file is None else loss_file.pinned()
+            for term in self.terms
+            for loss_file in [LossFile.parse(term)]
+        )
         return replace(self, loss="+".join(pinned))
 
 
@@ -215,7 +221,7 @@ def check_loss(config: LossConfig) -> None:
             raise ConfigError(
                 f"has {given} weights, but {config.title} has {terms} losses", setting("loss_weights"), "give one each"
             )
-    for own in config.files:
-        own.arguments()
+    for loss_file in config.files:
+        loss_file.arguments()
     only = ["learn_temperature", "reduction", "threshold", "positive_weight", "loss_precision", "guide_margin"]
     check_changed(config, only=only)

@@ -19,7 +19,7 @@ from raytriever.losses.batch_and_temperature import PAD, Candidates
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.row_losses import BLOCK_SCORES, write_positives
-from raytriever.losses.score_matrix import LossShare, Panel, Reduction, reduce_scores
+from raytriever.losses.score_matrix import Panel, PartialLoss, Reduction, reduce_scores
 
 # From this x on, softplus(x) equals x, even in double precision.
 LINEAR_FROM = 40.0
@@ -55,7 +55,7 @@ class _PooledReduction(Reduction):
         return scores
 
 
-def cosent(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+def cosent(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
     """Compute CoSENT: one log-sum-exp over all pairs of two scores of the batch whose labels differ."""
     return reduce_scores(CosentReduction(batch, workers), batch, config.loss_precision)
 
@@ -67,7 +67,7 @@ class CosentReduction(_PooledReduction):
 
     With binary relevance it is softplus(LSE(n) + LSE(-p)). The unlabeled negatives enter as their log-sum-exp, like one
     score of label 0. The labeled scores of all workers are sorted by label; cumulative log-sum-exps from both ends then
-    give the value and all derivatives. The batch has one value. Each worker's share is an equal part of it."""
+    give the value and all derivatives. The batch has one value. Each worker's partial loss is an equal part of it."""
 
     def __init__(self, candidates: Candidates, workers: WorkerGroup) -> None:
         super().__init__(candidates)
@@ -114,14 +114,14 @@ class CosentReduction(_PooledReduction):
         return value / self._workers.size
 
 
-def bce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+def bce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
     """Compute the binary cross-entropy over all pairs of the batch, for the relevance of the document to the query."""
     assert batch.bias is not None
     reduction = BceReduction(batch, config.positive_weight)
     reduced = reduce_scores(reduction, batch, config.loss_precision)
     by_bias = reduction.by_bias.to(batch.bias.dtype)
-    share = reduced.share + (batch.bias - batch.bias.detach()) * by_bias
-    return LossShare(share, {"bce_threshold": (-batch.bias * batch.log_temperature.exp()).detach()})
+    partial = reduced.partial + (batch.bias - batch.bias.detach()) * by_bias
+    return PartialLoss(partial, {"bce_threshold": (-batch.bias * batch.log_temperature.exp()).detach()})
 
 
 class BceReduction(_PooledReduction):
@@ -133,7 +133,7 @@ class BceReduction(_PooledReduction):
     positive.
 
     Attributes:
-        by_bias: derivative of this worker's share by the bias.
+        by_bias: derivative of this worker's partial loss by the bias.
     """
 
     def __init__(self, candidates: Candidates, positive_weight: float) -> None:
@@ -150,7 +150,7 @@ class BceReduction(_PooledReduction):
         of_one, of_zero = labels * _softplus(-labeled), (1 - labels) * _softplus(labeled)
         by_label = (1 - labels) * torch.sigmoid(labeled) - self._weight * labels * torch.sigmoid(-labeled)
         by_label.masked_fill_(~is_pair, 0)
-        of_one, of_zero = (each.masked_fill_(~is_pair, 0).sum(dtype=torch.float64) for each in (of_one, of_zero))
+        of_one, of_zero = (term.masked_fill_(~is_pair, 0).sum(dtype=torch.float64) for term in (of_one, of_zero))
         sums, slopes = [self._weight * of_one, of_zero], [by_label.sum(dtype=torch.float64)]
         height = max(1, BLOCK_SCORES.get(panel.scores.device.type, BLOCK_SCORES["cpu"]) // panel.scores.shape[1])
         for start in range(0, len(labels), height):
@@ -165,7 +165,7 @@ class BceReduction(_PooledReduction):
         self.by_bias += torch.stack(slopes).sum() / self._rows
 
     def finish(self) -> Float[Tensor, ""]:
-        """Return this worker's share of the loss, and divide the derivatives by the number of queries."""
+        """Return this worker's partial loss, and divide the derivatives by the number of queries."""
         self.factor = self._columns.new_full((), 1, dtype=self._bias.dtype) / self._rows
         return super().finish()
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from raytriever.losses.batch_and_temperature import PAD, Candidates, RowRelevance, first_positive
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss_settings import LossConfig
-from raytriever.losses.score_matrix import LossShare, Panel, Reduction, ScoreLoss, reduce_scores
+from raytriever.losses.score_matrix import Panel, PartialLoss, Reduction, ScoreLoss, reduce_scores
 
 RowValue = Callable[
     [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],
@@ -124,7 +124,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
 
-def draw_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
+def sample_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
     """Sample one positive of each query uniformly, again in every step: Rand1LH (Eq. 5).
 
     The sample is a function of (seed, step, query id). It does not depend on the number of workers, on the position
@@ -152,7 +152,7 @@ def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows
     return (state >> by) & ((1 << (64 - by)) - 1)
 
 
-RAND1 = RowLoss("logsumexp", infonce, draw_positive)
+RAND1 = RowLoss("logsumexp", infonce, sample_positive)
 
 
 # ------------------------------------------------------------------------------------------- over the score matrix
@@ -161,7 +161,7 @@ RAND1 = RowLoss("logsumexp", infonce, draw_positive)
 def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
     """Return the score loss for a row loss, or for a function that returns a row loss for the settings."""
 
-    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
         columns = row_loss.positives(batch.relevance)
         return reduce_scores(RowReduction(row_loss, columns, batch.relevance.rows), batch, config.loss_precision)
@@ -169,11 +169,11 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
     return reduce
 
 
-def symmetric(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+def symmetric(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
     """Compute the mean of two InfoNCE losses: query to passage, and passage to query (handbook, 'Symmetric')."""
     both = batch, batch.exchange_roles(workers)
-    forward, backward = (by_row(INFONCE)(config, each, workers) for each in both)
-    return LossShare((forward.share + backward.share) / 2, {})
+    forward, backward = (by_row(INFONCE)(config, batch, workers) for batch in both)
+    return PartialLoss((forward.partial + backward.partial) / 2, {})
 
 
 def write_positives(
@@ -244,7 +244,7 @@ class RowReduction(Reduction):
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
-def triplet(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+def triplet(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
     """Compute the mean hinge loss over all pairs of a positive and a negative of a query."""
     reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
     batch = replace(batch, log_temperature=torch.zeros_like(batch.log_temperature))

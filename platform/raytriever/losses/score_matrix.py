@@ -38,8 +38,8 @@ GPU_TILE = 128
 
 
 def add_rows(
-    total: Float[Tensor, "rows width"], rows: Int64[Tensor, " some"], values: Float[Tensor, "some width"]
-) -> Float[Tensor, "rows width"]:
+    total: Float[Tensor, "rows dim"], rows: Int64[Tensor, " some"], values: Float[Tensor, "some dim"]
+) -> Float[Tensor, "rows dim"]:
     """Add each value to its row of `total`, in an order that is the same in every run. Return `total`."""
     if total.device.type == "cpu":
         return total.index_add_(0, rows, values)
@@ -52,7 +52,7 @@ class Panel:
     """Consecutive rows of the score matrix."""
 
     rows: slice  # slice of this worker's rows
-    queries: Float[Tensor, "rows width"]  # query embeddings of the rows, in the precision of the products
+    queries: Float[Tensor, "rows dim"]  # query embeddings of the rows, in the precision of the products
     scores: Float[Tensor, "rows candidates"]  # scores of the rows. The loss may overwrite them.
     # Buffer for the derivative by each score. It is the tensor `scores`, or a bf16 tensor on a GPU.
     derivatives: Float[Tensor, "rows candidates"]
@@ -122,8 +122,8 @@ def panel_height(rows: int, row_bytes: int, device: str) -> int:
 
 
 def score_panels(
-    queries: Float[Tensor, "rows width"],
-    embeddings: Float[Tensor, "candidates width"],
+    queries: Float[Tensor, "rows dim"],
+    embeddings: Float[Tensor, "candidates dim"],
     candidates: Candidates,
     products: Products,
 ) -> Iterator[Panel]:
@@ -154,7 +154,7 @@ class Reduction:
         dense: True if the reduction writes a derivative by every score of a panel.
         sparse: further derivatives, as (rows, columns, derivatives); complete after `finish`.
         statistics: values to log, by name; complete after `finish`.
-        values: for each panel, its part of this worker's share of the loss, in double precision.
+        values: for each panel, its part of this worker's partial loss, in double precision.
         factor: number that rescales derivatives, as in an online softmax; None for no rescaling. After each `reduce`,
             the derivatives of all earlier panels are multiplied by it; after `finish`, those of all panels.
     """
@@ -171,28 +171,28 @@ class Reduction:
         """Prepare for the first panel. The arguments are the operands of all panels."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add a panel to this worker's share, and write the derivatives by its scores if `differentiate`."""
+        """Add a panel to this worker's partial loss, and write the derivatives by its scores if `differentiate`."""
         raise NotImplementedError
 
     def finish(self) -> Float[Tensor, ""]:
-        """Return this worker's share of the loss, in double precision."""
+        """Return this worker's partial loss, in double precision."""
         return torch.stack(self.values).sum()
 
 
 @dataclass(frozen=True)
-class LossShare:
-    """One worker's share of the loss, and statistics to log. The loss is the sum of all workers' shares."""
+class PartialLoss:
+    """One worker's partial loss, and statistics to log. The loss is the sum of all workers' partial losses."""
 
-    share: Float[Tensor, ""]
+    partial: Float[Tensor, ""]
     statistics: dict[str, Tensor]
 
 
-ScoreLoss = Callable[[LossConfig, Candidates, WorkerGroup], LossShare]
+ScoreLoss = Callable[[LossConfig, Candidates, WorkerGroup], PartialLoss]
 
 
-def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> LossShare:
-    """Compute this worker's share of a loss, differentiable in queries, candidates and temperature."""
-    share = _ReduceScores.apply(
+def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> PartialLoss:
+    """Compute this worker's partial loss, differentiable in queries, candidates and temperature."""
+    partial = _ReduceScores.apply(
         candidates.scaled_queries,
         candidates.embeddings,
         candidates,
@@ -200,7 +200,7 @@ def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str |
         Products(precision or "fp32", candidates.queries),
         torch.is_grad_enabled(),
     )
-    return LossShare(share, reduction.statistics)
+    return PartialLoss(partial, reduction.statistics)
 
 
 class _ReduceScores(torch.autograd.Function):
@@ -230,9 +230,9 @@ class _ReduceScores(torch.autograd.Function):
                     products.write(derivatives, documents, by_query[panel.rows])
                     sum_up = products.add if panel.rows.start else products.write
                     sum_up(derivatives.T, panel.queries, by_embedding)
-            share = reduction.finish().to(queries.dtype)
+            partial = reduction.finish().to(queries.dtype)
             if not differentiate:
-                return share
+                return partial
             if reduction.dense and reduction.factor is not None:
                 by_query *= reduction.factor
                 by_embedding *= reduction.factor
@@ -240,7 +240,7 @@ class _ReduceScores(torch.autograd.Function):
                 add_rows(by_query, row, documents[column] * by_score[:, None])
                 add_rows(by_embedding, column, rows[row] * by_score[:, None])
             ctx.save_for_backward(by_query, by_embedding)
-        return share
+        return partial
 
     @staticmethod
     @torch.autograd.function.once_differentiable

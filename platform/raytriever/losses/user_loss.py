@@ -2,7 +2,7 @@
 
     def squared_hinge(scores, positives, negatives): ...     # [B, C], [B, C], [B, C] -> []
 
-Each worker gathers the embeddings of all workers, computes the whole matrix, and returns an equal share of the value.
+Each worker gathers the embeddings of all workers, computes the whole matrix, and returns an equal part of the value.
 So the gradients equal those of a single process for any function of the matrix, also with gradient caching and hard
 negatives. The cost is the memory of the matrix and of autograd's saved tensors, and that every worker does the same
 work. A loss by row (`RowLoss`) avoids both."""
@@ -24,7 +24,7 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import Loss
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.row_losses import RowLoss, by_row
-from raytriever.losses.score_matrix import LossShare, ScoreLoss
+from raytriever.losses.score_matrix import PartialLoss, ScoreLoss
 from raytriever.losses.user_loss_file import SETTINGS, LossFile, errors_of
 
 # Score, in units of tau, of pairs that are neither positive nor negative, if a function has no argument `negatives`.
@@ -70,7 +70,7 @@ def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callab
 def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[str, ...]) -> ScoreLoss:
     """Return the score loss for a user's function of the score matrix. `arguments` are the names of its arguments."""
 
-    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+    def reduce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
         given = _arguments(batch, workers, arguments)
         with errors_of(own.file):
             value = function(**given)
@@ -81,7 +81,7 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
                 setting("loss", f"{own.file}:{own.name}"),
                 "return a scalar tensor, such as a mean",
             )
-        return LossShare(value.to(batch.queries.dtype) / workers.size, {})
+        return PartialLoss(value.to(batch.queries.dtype) / workers.size, {})
 
     return reduce
 

@@ -101,7 +101,7 @@ class LossFile:
         if not inspect.isfunction(value):
             return ()
         parameters = inspect.signature(value).parameters
-        required = tuple(name for name, each in parameters.items() if each.default is each.empty)
+        required = tuple(name for name, parameter in parameters.items() if parameter.default is parameter.empty)
         where = setting("loss", f"{self.file}:{self.name}")
         if required == SETTINGS:
             return required

@@ -14,7 +14,7 @@ from raytriever.core.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from raytriever.metrics.auc import pooled_auc
     from raytriever.metrics.metric_inputs import MetricInputError
-    from raytriever.metrics.ranking_metrics import Relevance, measure_ranking
+    from raytriever.metrics.ranking_metrics import Relevance, evaluate_ranking
     from raytriever.metrics.score_to_probability import (
         CalibrationError,
         ScoreMap,
@@ -24,8 +24,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CalibrationError", "MetricInputError", "Relevance", "ScoreMap", "calibration_error", "fit_isotonic", "fit_platt",
-    "measure_ranking", "pooled_auc",
+    "CalibrationError",
+    "MetricInputError",
+    "Relevance",
+    "ScoreMap",
+    "calibration_error",
+    "evaluate_ranking",
+    "fit_isotonic",
+    "fit_platt",
+    "pooled_auc",
 ]  # fmt: skip
 _OF_SCORES = ("CalibrationError", "ScoreMap", "calibration_error", "fit_isotonic", "fit_platt")
 __getattr__, __dir__ = lazy_names(
@@ -34,6 +41,6 @@ __getattr__, __dir__ = lazy_names(
         "raytriever.metrics.auc": ("pooled_auc",),
         "raytriever.metrics.metric_inputs": ("MetricInputError",),
         "raytriever.metrics.score_to_probability": _OF_SCORES,
-        "raytriever.metrics.ranking_metrics": ("Relevance", "measure_ranking"),
+        "raytriever.metrics.ranking_metrics": ("Relevance", "evaluate_ranking"),
     },
 )

@@ -71,7 +71,7 @@ def combined_features(
     )
 
 
-FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best document", "BM25 share", "BM25 margin")
+FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best document", "BM25 fraction", "BM25 margin")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class RankedQuestions:
     def joined(self, other: Self) -> Self:
         """Return these questions and those of another split."""
         pairs: Iterable[tuple[Any, Any]] = zip(vars(self).values(), vars(other).values(), strict=True)
-        both: list[Any] = [None if one is None or two is None else np.concatenate([one, two]) for one, two in pairs]
+        both: list[Any] = [None if left is None or two is None else np.concatenate([left, two]) for left, two in pairs]
         return type(self)(*both)
 
 
@@ -188,8 +188,8 @@ def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " fea
     spread[spread == 0] = 1.0
     inputs, targets = np.c_[(features - middle) / spread, np.ones(len(features))], np.asarray(right, np.float64)
     # Add half a right and half a wrong answer: without both kinds, the intercept would be infinite.
-    share = (targets.sum() + 0.5) / (len(targets) + 1)
-    start = np.append(np.zeros(features.shape[1]), np.log(share / (1 - share)))
+    fraction = (targets.sum() + 0.5) / (len(targets) + 1)
+    start = np.append(np.zeros(features.shape[1]), np.log(fraction / (1 - fraction)))
     if targets.min() == targets.max():
         return start[:-1], float(start[-1])
     found = least_log_loss(inputs, targets, start, np.append(np.full(features.shape[1], _PENALTY), 0.0) / len(targets))
@@ -212,8 +212,10 @@ def least_log_loss(
         return inputs.T @ (expit(inputs @ weights) - targets) / len(targets) + penalty * weights
 
     def curvature(weights: ndarray) -> ndarray:
-        shares = expit(inputs @ weights)
-        return (inputs.T * (shares * (1 - shares))) @ inputs / len(targets) + np.diag(np.zeros(len(weights)) + penalty)
+        fractions = expit(inputs @ weights)
+        return (inputs.T * (fractions * (1 - fractions))) @ inputs / len(targets) + np.diag(
+            np.zeros(len(weights)) + penalty
+        )
 
     weights: ndarray = minimize(loss, start, jac=gradient, hess=curvature, method="trust-exact", tol=1e-9).x
     return weights

@@ -39,8 +39,8 @@ from raytriever.metrics.answer_confidence import (
 from raytriever.metrics.intervals import Proportion, wilson, wilson_by_query
 from raytriever.metrics.metric_inputs import MetricInputError, scores_of
 
-AnswerAim = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
-CONFORMAL: tuple[AnswerAim, ...] = ("wrong_answers", "missed")
+AnswerTarget = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
+CONFORMAL: tuple[AnswerTarget, ...] = ("wrong_answers", "missed")
 # Smallest number of shown answers for a target precision: a single right answer would reach any precision. Wilson's
 # interval for 27 of 30 is 0.74 to 0.97. With fewer than 60 questions, half of the questions are enough.
 FEWEST_ANSWERED = 30
@@ -50,8 +50,9 @@ FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
 # `combined` is a model of seven parameters. If it is fitted to fewer answers, the intervals are too narrow.
 FEWEST_OF_COMBINED = 30
 # If a threshold is checked on the questions that chose it, the interval must be valid for all thresholds at once. In
-# 95 % of samples of n questions, the error of a share is at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), but at
-# most 0.98 / sqrt(n) at one fixed threshold. So the interval is that of (0.98 / 1.36)² = 0.52 times as many questions.
+# 95 % of samples of n questions, the error of a fraction is at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), but
+# at most 0.98 / sqrt(n) at one fixed threshold. So the interval is that of (0.98 / 1.36)² = 0.52 times as many
+# questions.
 WORTH = 0.5
 _CONFORMAL = "conformal threshold"
 
@@ -60,7 +61,7 @@ _CONFORMAL = "conformal threshold"
 class Threshold:
     """Threshold, and the value that it achieves on the questions or pairs that chose it."""
 
-    aim: str  # metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`
+    target: str  # metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`
     wanted: float | None  # target value of the metric, above 0 and at most 1; None for the highest value
     score: float  # lowest confidence or score that is accepted; infinite if the target is out of reach
     reached: bool  # whether a threshold with the target value exists
@@ -71,7 +72,7 @@ def choose_answer_threshold(
     confidence: Float64[ndarray, " questions"],
     right: Bool[ndarray, " questions"],
     answerable: Bool[ndarray, " questions"],
-    aim: AnswerAim,
+    target: AnswerTarget,
     wanted: float | None,
 ) -> Threshold:
     """Choose a threshold of confidence for a target value.
@@ -96,8 +97,8 @@ def choose_answer_threshold(
         answerable: whether the corpus has an answer; at least one question must have one.
         wanted: target, above 0 and at most 1; below 1 for `wrong_answers` and `missed`; None for `f1`.
     """
-    if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
-        raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a share above 0 and at most 1")
+    if (wanted is None) != (target == "f1") or (wanted is not None and not 0 < wanted <= 1):
+        raise MetricInputError(f"the target {target} is {wanted}", "threshold", "give a fraction above 0 and at most 1")
     with_answer = int(answerable.sum())
     if not with_answer:
         raise MetricInputError("no question has an answer", "threshold", "give questions with an answer")
@@ -106,35 +107,35 @@ def choose_answer_threshold(
         kept.sum() - np.searchsorted(np.sort(confidence[kept]), scores)
         for kept in (np.ones(len(right), bool), right, answerable)
     )
-    if aim in CONFORMAL:
+    if target in CONFORMAL:
         alpha = float(wanted or 0)
-        if aim == "wrong_answers":
+        if target == "wrong_answers":
             chosen = wrong_answers_threshold(confidence, right, alpha)
             values = (shown - right_shown) / len(right)
         else:
             chosen, values = missed_threshold(confidence[answerable], alpha), 1 - of_answerable / with_answer
         if chosen is None:
-            return Threshold(aim, alpha, float("inf"), False, float(values.min(initial=1.0)))
-        return Threshold(aim, alpha, chosen, True, float(values[np.searchsorted(scores, chosen)]))
-    if aim == "top_precision":
+            return Threshold(target, alpha, float("inf"), False, float(values.min(initial=1.0)))
+        return Threshold(target, alpha, chosen, True, float(values[np.searchsorted(scores, chosen)]))
+    if target == "top_precision":
         values = np.where(shown >= fewest_answers(len(right)), right_shown / np.maximum(shown, 1), np.nan)
-    elif aim == "answered":
+    elif target == "answered":
         values = of_answerable / with_answer
     else:
         values = 2 * right_shown / (shown + with_answer)
-    return find_threshold(aim, wanted, scores, values, lowest=aim == "top_precision")
+    return find_threshold(target, wanted, scores, values, lowest=target == "top_precision")
 
 
 def find_threshold(
-    aim: str, wanted: float | None, scores: Float64[ndarray, " scores"], values: ndarray, *, lowest: bool
+    target: str, wanted: float | None, scores: Float64[ndarray, " scores"], values: ndarray, *, lowest: bool
 ) -> Threshold:
     """Return the lowest or highest of ascending scores whose value is at least the target. Values may be NaN."""
     best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
     enough = np.flatnonzero(values >= (best if wanted is None else wanted))
     if not len(enough) or best == 0:
-        return Threshold(aim, wanted, float("inf"), False, best)
+        return Threshold(target, wanted, float("inf"), False, best)
     index = int(enough[0] if lowest else enough[-1])
-    return Threshold(aim, wanted, float(scores[index]), True, float(values[index]))
+    return Threshold(target, wanted, float(scores[index]), True, float(values[index]))
 
 
 def fewest_answers(questions: int) -> int:
@@ -146,17 +147,17 @@ def fewest_answers(questions: int) -> int:
 class AnswersAchieved:
     """Proportions that a threshold achieves on some questions."""
 
-    answered: Proportion  # share of the questions with an answer for which a document is shown
-    top_precision: Proportion  # share of the questions with a shown document whose document is relevant
-    wrong: Proportion  # share of all questions for which a document is shown that is not relevant
+    answered: Proportion  # fraction of the questions with an answer for which a document is shown
+    top_precision: Proportion  # fraction of the questions with a shown document whose document is relevant
+    wrong: Proportion  # fraction of all questions for which a document is shown that is not relevant
     f1: Proportion  # 2 * questions with a relevant shown document / (questions with a shown document + with an answer)
     # For each kind of questions without an answer, share for which a document is shown.
     unanswerable: dict[str, Proportion]
 
-    def of(self, aim: str) -> Proportion:
-        """Return the proportion that belongs to an aim."""
+    def of(self, target: str) -> Proportion:
+        """Return the proportion that belongs to a target."""
         of_shown = {"top_precision": self.top_precision, "wrong_answers": self.wrong, "f1": self.f1}
-        return (of_shown | {"answered": self.answered, "missed": self.answered.rest})[aim]
+        return (of_shown | {"answered": self.answered, "missed": self.answered.rest})[target]
 
 
 def achieve_answers(
@@ -169,18 +170,18 @@ def achieve_answers(
     """
     right, answerable = shown & questions.right, questions.answerable
 
-    def share(part: ndarray, whole: ndarray) -> Proportion:
-        numbers = int((part & whole).sum()), int(whole.sum())
+    def fraction(counted: ndarray, among: ndarray) -> Proportion:
+        numbers = int((counted & among).sum()), int(among.sum())
         return Proportion(*numbers, *wilson(*(worth * number for number in numbers)))
 
-    parts, wholes = 2 * right.astype(np.int64), shown.astype(np.int64) + answerable
+    counts, totals = 2 * right.astype(np.int64), shown.astype(np.int64) + answerable
     return AnswersAchieved(
-        answered=share(shown, answerable),
-        top_precision=share(right, shown),
-        wrong=share(shown & ~questions.right, np.ones(len(shown), bool)),
-        f1=Proportion(int(parts.sum()), int(wholes.sum()), *wilson_by_query(parts, wholes, worth=worth)),
+        answered=fraction(shown, answerable),
+        top_precision=fraction(right, shown),
+        wrong=fraction(shown & ~questions.right, np.ones(len(shown), bool)),
+        f1=Proportion(int(counts.sum()), int(totals.sum()), *wilson_by_query(counts, totals, worth=worth)),
         unanswerable={
-            str(kind): share(shown, questions.kinds == kind) for kind in np.unique(questions.kinds[~answerable])
+            str(kind): fraction(shown, questions.kinds == kind) for kind in np.unique(questions.kinds[~answerable])
         },
     )
 
@@ -190,7 +191,7 @@ class AnswerDecision:
     """Decision of a model whether to answer the questions of a data set, and what it achieves."""
 
     confidence: Confidence
-    # Threshold of each aim, and what it achieves on the checking questions; None if out of reach.
+    # Threshold of each target, and what it achieves on the checking questions; None if out of reach.
     thresholds: list[tuple[Threshold, AnswersAchieved | None]]
     # Questions that chose the thresholds, and their confidences; those of `combined` are out-of-fold.
     chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
@@ -206,7 +207,7 @@ class AnswerDecision:
 def decide(
     choosing: RankedQuestions,
     checking: RankedQuestions,
-    aims: Sequence[tuple[AnswerAim, float | None]],
+    targets: Sequence[tuple[AnswerTarget, float | None]],
     confidence: str = ENTROPY,
 ) -> AnswerDecision:
     """Fit a confidence and choose thresholds on one split, and check them on the other.
@@ -218,7 +219,8 @@ def decide(
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.
-        aims: metrics with targets, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
+        targets: metrics with wanted values, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1",
+            None)`.
         confidence: one of `answer_confidence.NAMES`. If it is chosen on the same questions, there is no guarantee.
     """
     is_split = choosing is not checking and has_two_splits(len(choosing), len(checking))
@@ -229,8 +231,8 @@ def decide(
     chosen = every, held_out
     checked = (checking, fitted.of(checking)) if is_split else chosen
     thresholds: list[tuple[Threshold, AnswersAchieved | None]] = []
-    for aim, wanted in aims:
-        threshold, achieved = choose_answer_threshold(held_out, every.right, every.answerable, aim, wanted), None
+    for target, wanted in targets:
+        threshold, achieved = choose_answer_threshold(held_out, every.right, every.answerable, target, wanted), None
         if threshold.reached:
             achieved = achieve_answers(checked[1] >= threshold.score, checked[0], 1.0 if is_split else WORTH)
         thresholds.append((threshold, achieved))
@@ -250,13 +252,13 @@ def check_enough(questions: int, confidence: str) -> None:
         raise MetricInputError(f"{questions} questions are too few", "threshold", remedy)
 
 
-def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:
+def unreachable(target: str, wanted: float, questions: RankedQuestions) -> str:
     """Explain why a conformal target is out of reach for some questions."""
-    needed, is_missed = fewest_questions(wanted), aim == "missed"
+    needed, is_missed = fewest_questions(wanted), target == "missed"
     count = int(questions.answerable.sum()) if is_missed else len(questions)
     which = "questions with an answer" if is_missed else "questions"
     if count < needed:
-        return f"{count:,} {which} are too few: a share of {wanted:g} needs {needed:,}"
+        return f"{count:,} {which} are too few: a fraction of {wanted:g} needs {needed:,}"
     return (
         f"too many {which} find no document" if is_missed else "too many of the most confident best documents are wrong"
     )
@@ -265,7 +267,7 @@ def unreachable(aim: str, wanted: float, questions: RankedQuestions) -> str:
 def fewest_questions(alpha: float) -> int:
     """Return the smallest number of questions with which a risk of at most `alpha` (above 0, below 1) is possible."""
     if not 0 < alpha < 1:
-        raise MetricInputError(f"the share is {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
+        raise MetricInputError(f"the fraction is {alpha:g}", _CONFORMAL, "give a fraction above 0 and below 1")
     return int(np.ceil(1 / alpha - 1 - 1e-9))
 
 
@@ -277,7 +279,7 @@ def wrong_answers_threshold(
     Args:
         confidence: confidence of each question, -inf without a document. The best document is shown if its confidence
             is at or above the threshold.
-        alpha: share of all questions, above 0 and below 1.
+        alpha: fraction of all questions, above 0 and below 1.
 
     Returns:
         The threshold. None if there are too few questions, or if every confidence is too low. Then the guarantee is
@@ -301,7 +303,7 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
 
     Args:
         confidence: confidence of questions with an answer; -inf without a document: such questions are always missed.
-        alpha: share of such questions, above 0 and below 1.
+        alpha: fraction of such questions, above 0 and below 1.
 
     Returns:
         The threshold, which is one of the confidences. None if the questions are too few, or too many have no document.

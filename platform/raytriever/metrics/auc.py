@@ -161,9 +161,9 @@ def auc_interval(
     """Compute the AUC of two pools with its standard error and confidence interval.
 
     With queries, the error is that of Obuchowski (1997) with the scores of a query as a cluster; without queries, that
-    of DeLong, DeLong & Clarke-Pearson (1988). The placement of a positive is the share of negatives below it,
-    V(p) = mean_n ([p > n] + [p = n] / 2). The placement of a negative, W(n), is the share of positives above it. Both
-    have the mean θ, which is the AUC.
+    of DeLong, DeLong & Clarke-Pearson (1988). The placement of a positive is the fraction of negatives below it,
+    V(p) = mean_n ([p > n] + [p = n] / 2). The placement of a negative, W(n), is the fraction of positives above it.
+    Both have the mean θ, which is the AUC.
 
         independent scores:  var θ = var V / |P| + var W / |N|                                               (DeLong)
         clusters q of I:     var θ = S_P / |P| + S_N / |N| + 2 S_PN / |P||N|                              (Obuchowski)
@@ -176,22 +176,22 @@ def auc_interval(
 
     The interval is computed on the logit, so it stays within 0 and 1 (Pepe, 2003), with Student's quantile. Near an AUC
     of 1, few clusters have all misordered pairs. Then the variance is as uncertain as without the other clusters. So
-    the degrees of freedom are an effective number of clusters, computed from the kurtosis of their shares
+    the degrees of freedom are an effective number of clusters, computed from the kurtosis of their fractions
     d_q = A_q / |P| + B_q / |N|:
 
         1 / df = Σ d_q⁴ / (Σ d_q²)² - 2 / I,   df from 1 to I - 1
 
-    For normal shares, df is I. If m of many clusters have all misordered pairs, df is m.
+    For normal fractions, df is I. If m of many clusters have all misordered pairs, df is m.
     `benchmarks/interval_coverage.py` simulates how often the interval contains the true AUC.
 
-    Without overlap of the pools, the variance is unknown. If none of I clusters has a misordered pair, at most a share
-    of 1 - α^(1 / I) of all clusters has one: about 3 / I at 95 % (the rule of three). The AUC is assumed to differ from
-    1, or from 0, by at most this share.
+    Without overlap of the pools, the variance is unknown. If none of I clusters has a misordered pair, at most a
+    fraction of 1 - α^(1 / I) of all clusters has one: about 3 / I at 95 % (the rule of three). The AUC is assumed to
+    differ from 1, or from 0, by at most this fraction.
 
     Args:
         positives, negatives: scores of any range and order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0. Pass both or neither.
-        confidence: share of such intervals that contain the true value, above 0 and below 1.
+        confidence: fraction of such intervals that contain the true value, above 0 and below 1.
     """
     check_confidence(confidence)
     if positive_queries is None or negative_queries is None:
@@ -242,8 +242,8 @@ def _clustered(
     most = min(int(with_positive.sum()), int(with_negative.sum())) - 1
     if not squares.sum() > 0:
         return variance, float(most)
-    share = float(squares @ squares) / float(squares.sum()) ** 2 - 2 / int(both.sum())
-    return variance, float(np.clip(1 / share if share > 0 else most, 1, most))
+    fraction = float(squares @ squares) / float(squares.sum()) ** 2 - 2 / int(both.sum())
+    return variance, float(np.clip(1 / fraction if fraction > 0 else most, 1, most))
 
 
 def _placements(
@@ -297,8 +297,8 @@ class RocCurve:
 
     # Lowest score that is classified as positive; the first threshold is infinite.
     thresholds: Float64[ndarray, " points"]
-    false_positive_rate: Float64[ndarray, " points"]  # share of negatives at or above the threshold
-    true_positive_rate: Float64[ndarray, " points"]  # share of positives at or above the threshold
+    false_positive_rate: Float64[ndarray, " points"]  # fraction of negatives at or above the threshold
+    true_positive_rate: Float64[ndarray, " points"]  # fraction of positives at or above the threshold
     # `low`, `high`: confidence band of the true positive rate.
     low: Float64[ndarray, " points"]
     high: Float64[ndarray, " points"]

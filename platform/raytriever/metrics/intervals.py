@@ -15,22 +15,22 @@ _UPPER = 0.975
 
 @dataclass(frozen=True)
 class Proportion:
-    """Proportion `part / whole` with its confidence interval. For `whole = 0` it is NaN with the interval [0, 1]."""
+    """Proportion `count / total` with its confidence interval. For `total = 0` it is NaN with the interval [0, 1]."""
 
-    part: int
-    whole: int
+    count: int
+    total: int
     low: float
     high: float
 
     @property
     def value(self) -> float:
-        """The proportion, part / whole."""
-        return self.part / self.whole if self.whole else float("nan")
+        """The proportion, count / total."""
+        return self.count / self.total if self.total else float("nan")
 
     @property
     def rest(self) -> Proportion:
         """Proportion of the other cases."""
-        return Proportion(self.whole - self.part, self.whole, 1 - self.high, 1 - self.low)
+        return Proportion(self.total - self.count, self.total, 1 - self.high, 1 - self.low)
 
 
 def wilson(successes: float, trials: float) -> tuple[float, float]:
@@ -43,36 +43,36 @@ def wilson(successes: float, trials: float) -> tuple[float, float]:
 
 
 def wilson_by_query(
-    parts: Int64[ndarray, " queries"] | Float64[ndarray, " queries"],
-    wholes: Int64[ndarray, " queries"] | Float64[ndarray, " queries"],
+    counts: Int64[ndarray, " queries"] | Float64[ndarray, " queries"],
+    totals: Int64[ndarray, " queries"] | Float64[ndarray, " queries"],
     worth: float = 1.0,
 ) -> tuple[float, float]:
-    """Compute a 95 % interval of `sum(parts) / sum(wholes)` for cases that are correlated within a query.
+    """Compute a 95 % interval of `sum(counts) / sum(totals)` for cases that are correlated within a query.
 
     It is Wilson's interval for an effective number of independent cases n, with Student's quantile t instead of z:
 
-        n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (part_q - p whole_q)² / (Σ_q whole_q)²
+        n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (count_q - p total_q)² / (Σ_q total_q)²
 
     V is the variance of the ratio over the Q queries with a case, by the linearization of survey sampling (Korn &
     Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If p is 0 or 1, the variance
     within queries is unknown, and each query is treated as one case: n = Q. At the end, n is multiplied by `worth`.
     Without a case, the interval is 0 to 1."""
-    parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
-    queries, cases = len(wholes), float(wholes.sum())
+    counts, totals = counts[totals > 0].astype(np.float64), totals[totals > 0].astype(np.float64)
+    queries, cases = len(totals), float(totals.sum())
     if not queries:
         return 0.0, 1.0
-    share = float(parts.sum()) / cases
+    fraction = float(counts.sum()) / cases
     if queries == 1:
-        return _wilson_bounds(share, worth, float(ndtri(_UPPER)))
-    residuals = parts - share * wholes
+        return _wilson_bounds(fraction, worth, float(ndtri(_UPPER)))
+    residuals = counts - fraction * totals
     variance = queries / (queries - 1) * float(residuals @ residuals) / cases**2
-    effective = min(share * (1 - share) / variance, cases) if variance > 0 else float(queries)
-    return _wilson_bounds(share, effective * worth, float(stdtrit(queries - 1, _UPPER)))
+    effective = min(fraction * (1 - fraction) / variance, cases) if variance > 0 else float(queries)
+    return _wilson_bounds(fraction, effective * worth, float(stdtrit(queries - 1, _UPPER)))
 
 
-def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]:
-    middle = share + z * z / (2 * trials)
-    reach = z * float(np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2)))
+def _wilson_bounds(fraction: float, trials: float, z: float) -> tuple[float, float]:
+    middle = fraction + z * z / (2 * trials)
+    reach = z * float(np.sqrt(fraction * (1 - fraction) / trials + z * z / (4 * trials**2)))
     whole = 1 + z * z / trials
     # If the proportion is 0 or 1, so is one bound. A division would round it.
-    return (middle - reach) / whole if share else 0.0, (middle + reach) / whole if share < 1 else 1.0
+    return (middle - reach) / whole if fraction else 0.0, (middle + reach) / whole if fraction < 1 else 1.0

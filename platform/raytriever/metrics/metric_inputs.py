@@ -60,7 +60,7 @@ def check_confidence(confidence: float) -> None:
     """Raise `MetricInputError` unless a level of confidence is between 0 and 1."""
     if not 0 < confidence < 1:
         what = f"the confidence is {confidence}"
-        raise MetricInputError(what, "confidence", "give a share between 0 and 1, such as 0.95")
+        raise MetricInputError(what, "confidence", "give a fraction between 0 and 1, such as 0.95")
 
 
 def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, " queries"]:

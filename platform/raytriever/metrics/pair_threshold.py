@@ -17,7 +17,7 @@ from raytriever.metrics.auc import sort_pools
 from raytriever.metrics.intervals import Proportion, wilson_by_query
 from raytriever.metrics.metric_inputs import MetricInputError, check_queries, scores_of
 
-PairAim = Literal["precision", "recall"]
+PairTarget = Literal["precision", "recall"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> In
     return queries
 
 
-def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Threshold:
+def choose_pair_threshold(pools: ScoredPools, target: PairTarget, wanted: float) -> Threshold:
     """Choose one threshold for the scores of all pairs, for a target precision or recall.
 
         precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
@@ -74,10 +74,10 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
         wanted: target value, above 0 and at most 1.
     """
     if not 0 < wanted <= 1:
-        raise MetricInputError(f"the target {aim} is {wanted}", "threshold", "give a value above 0 and at most 1")
+        raise MetricInputError(f"the target {target} is {wanted}", "threshold", "give a value above 0 and at most 1")
     scores, right, shown = _points(pools.positives, pools.negatives)
-    values = right / (shown if aim == "precision" else len(pools.positives))
-    return find_threshold(aim, wanted, scores, values, lowest=aim == "precision")
+    values = right / (shown if target == "precision" else len(pools.positives))
+    return find_threshold(target, wanted, scores, values, lowest=target == "precision")
 
 
 def best_f1_threshold(
@@ -103,7 +103,8 @@ def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, n
 
 @dataclass(frozen=True)
 class PairsAchieved:
-    """Precision (share of accepted pairs that are relevant) and recall (share of relevant pairs that are accepted)."""
+    """Precision (fraction of accepted pairs that are relevant) and recall (fraction of relevant pairs that are
+    accepted)."""
 
     precision: Proportion
     recall: Proportion

@@ -1,11 +1,11 @@
 """Threshold of passages: it decides which ranked passages of a question are kept, for example for an LLM's prompt.
 
 A passage is kept if it is among the `depth` best passages of its question, and if its score reaches the threshold. The
-metric is the share of a question's relevant passages that is kept, for questions with an answer.
+metric is the fraction of a question's relevant passages that is kept, for questions with an answer.
 
 The guarantee is conformal risk control (Angelopoulos et al., ICLR 2024), as Chakraborty et al. (2025, arXiv:2511.17908)
-select contexts. The loss of a question is the share of its relevant passages that is not kept, 0 to 1. It does not fall
-as the threshold rises. If n questions are exchangeable with the next one, its expected loss is at most 1 - wanted:
+select contexts. The loss of a question is the fraction of its relevant passages that is not kept, 0 to 1. It does not
+fall as the threshold rises. If n questions are exchangeable with the next one, its expected loss is at most 1 - wanted:
 
     threshold = max { t : (n R(t) + 1) / (n + 1) <= 1 - wanted },   R(t) = mean loss of the n questions at t
 
@@ -24,8 +24,8 @@ from raytriever.metrics.answer_threshold import Threshold, fewest_questions
 from raytriever.metrics.intervals import wilson_by_query
 from raytriever.metrics.metric_inputs import MetricInputError
 
-PassageAim = Literal["kept"]
-KEPT: PassageAim = "kept"
+PassageTarget = Literal["kept"]
+KEPT: PassageTarget = "kept"
 # Maximum number of passages that may be kept per question: the length of the rankings in a run file.
 DEPTH = 100
 
@@ -45,14 +45,14 @@ class RankedPassages:
         """Return these questions and those of `other`. Shorter rankings are padded."""
         depth = max(self.scores.shape[1], other.scores.shape[1])
         scores, relevant = [], []
-        for one in (self, other):
-            width = (0, 0), (0, depth - one.scores.shape[1])
-            scores.append(np.pad(one.scores, width, constant_values=np.nan))
-            relevant.append(np.pad(one.relevant, width))
+        for questions in (self, other):
+            dim = (0, 0), (0, depth - questions.scores.shape[1])
+            scores.append(np.pad(questions.scores, dim, constant_values=np.nan))
+            relevant.append(np.pad(questions.relevant, dim))
         return type(self)(np.concatenate(scores), np.concatenate(relevant), np.concatenate([self.counts, other.counts]))
 
-    def shares(self, threshold: float) -> Float64[ndarray, " questions"]:
-        """Return the share of each question's relevant passages that a threshold keeps."""
+    def fractions(self, threshold: float) -> Float64[ndarray, " questions"]:
+        """Return the fraction of each question's relevant passages that a threshold keeps."""
         kept: Float64[ndarray, " questions"] = (self.relevant & (self.scores >= threshold)).sum(axis=1) / self.counts
         return kept
 
@@ -62,25 +62,25 @@ class PassagesKept:
     """Passages of some questions that a threshold keeps."""
 
     questions: int  # number of questions
-    # Share of a question's relevant passages that is kept, averaged over questions. Its 95 % interval is `low` to
+    # Fraction of a question's relevant passages that is kept, averaged over questions. Its 95 % interval is `low` to
     # `high`.
-    share: float
+    fraction: float
     low: float
     high: float
     passages: float  # mean number of kept passages per question, whether relevant or not
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
-    """Choose the highest threshold that keeps the target share of the relevant passages of a further question. Raise
+    """Choose the highest threshold that keeps the target fraction of the relevant passages of a further question. Raise
     `MetricInputError` if the target is out of range, or there is no question.
 
     Args:
         passages: ranked passages of at least one question.
-        wanted: target for the expected share of its relevant passages, above 0 and below 1.
+        wanted: target for the expected fraction of its relevant passages, above 0 and below 1.
 
     Returns:
         The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
-        too many relevant passages are outside the rankings. Then `value` is the largest share that can be kept.
+        too many relevant passages are outside the rankings. Then `value` is the largest fraction that can be kept.
     """
     fewest_questions(1 - wanted)  # checks the range of `wanted`
     if not len(passages):
@@ -94,25 +94,25 @@ def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
     if not len(enough):
         return Threshold(KEPT, wanted, float("inf"), False, float(weights.sum() / len(passages)))
     score = float(scores[enough[-1]])
-    return Threshold(KEPT, wanted, score, True, float(passages.shares(score).mean()))
+    return Threshold(KEPT, wanted, score, True, float(passages.fractions(score).mean()))
 
 
 def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0) -> PassagesKept:
-    """Compute the share of relevant passages and the number of passages that a threshold keeps.
+    """Compute the fraction of relevant passages and the number of passages that a threshold keeps.
 
     Args:
         worth: factor for the number of questions, for a wider interval; below 1 if the questions chose the threshold.
     """
-    shares = passages.shares(threshold)
-    low, high = wilson_by_query(shares, np.ones(len(shares)), worth)
+    fractions = passages.fractions(threshold)
+    low, high = wilson_by_query(fractions, np.ones(len(fractions)), worth)
     count = float((passages.scores >= threshold).sum(axis=1).mean())
-    return PassagesKept(len(passages), float(shares.mean()), low, high, count)
+    return PassagesKept(len(passages), float(fractions.mean()), low, high, count)
 
 
 def unreachable_kept(wanted: float, passages: RankedPassages) -> str:
-    """Explain why a target share of the relevant passages is out of reach for some questions."""
+    """Explain why a target fraction of the relevant passages is out of reach for some questions."""
     needed, count = fewest_questions(1 - wanted), len(passages)
     if count < needed:
-        return f"{count:,} questions with an answer are too few: a share of {wanted:g} needs {needed:,}"
-    lost = 1 - float(passages.shares(-np.inf).mean())
+        return f"{count:,} questions with an answer are too few: a fraction of {wanted:g} needs {needed:,}"
+    lost = 1 - float(passages.fractions(-np.inf).mean())
     return f"{lost:.3f} of the relevant passages are not among the {passages.scores.shape[1]} best of their questions"

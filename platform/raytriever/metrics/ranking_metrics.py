@@ -134,9 +134,9 @@ class JudgedRanks:
         return np.bincount(self.queries[chosen], weights, len(self.lengths)).astype(np.float64)
 
 
-def share(part: PerQuery, whole: PerQuery) -> PerQuery:
-    """Return `part / whole`, or 0 if the whole is 0."""
-    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+def fraction(numerator: PerQuery, denominator: PerQuery) -> PerQuery:
+    """Return `numerator / denominator`, or 0 if the whole is 0."""
+    return np.divide(numerator, denominator, out=np.zeros(len(numerator)), where=denominator > 0)
 
 
 @numba.njit(cache=True)
@@ -176,7 +176,7 @@ def ndcg(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
     ideal = np.empty_like(matches.ranks)
     ideal[order] = np.arange(len(order)) - starts[matches.queries]
     best = gained if cutoff is None else gained & (ideal < cutoff)
-    return share(_dcg(matches, matches.ranks, gained & matches.within(cutoff)), _dcg(matches, ideal, best))
+    return fraction(_dcg(matches, matches.ranks, gained & matches.within(cutoff)), _dcg(matches, ideal, best))
 
 
 def _dcg(matches: JudgedRanks, ranks: np.ndarray, counted: np.ndarray) -> PerQuery:
@@ -196,13 +196,13 @@ def mrr(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
 
 
 def recall(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
-    """Compute Recall@k: the share of a query's relevant documents that are among its k best.
+    """Compute Recall@k: the fraction of a query's relevant documents that are among its k best.
 
         Recall@k = (relevant documents of rank <= k) / (relevant documents)
 
     The denominator is the number of all relevant documents, even if it is more than k. This is `recall_k` of trec_eval,
     not the capped recall of BEIR. A query without a relevant document has 0."""
-    return share(matches.totals(matches.relevant & matches.within(cutoff)), matches.relevant_counts)
+    return fraction(matches.totals(matches.relevant & matches.within(cutoff)), matches.relevant_counts)
 
 
 def average_precision(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
@@ -218,11 +218,11 @@ def average_precision(matches: JudgedRanks, cutoff: int | None) -> PerQuery:
     first = np.searchsorted(queries, queries)
     precisions = (np.arange(len(order)) - first + 1) / (ranks[order] + 1.0)
     reached = np.bincount(queries, precisions, len(matches.lengths))
-    return share(reached, matches.relevant_counts)
+    return fraction(reached, matches.relevant_counts)
 
 
 def precision(matches: JudgedRanks, cutoff: int) -> PerQuery:
-    """Compute Precision@k: the share of the k best documents that is relevant.
+    """Compute Precision@k: the fraction of the k best documents that is relevant.
 
         P@k = (relevant documents of rank <= k) / k
 
@@ -235,8 +235,8 @@ def success(matches: JudgedRanks, cutoff: int) -> PerQuery:
 
         Success@k = [a document of rank <= k is relevant]
 
-    The mean is the share of queries with a relevant document in the top k, as in `success_k` of trec_eval. `accuracy`
-    (Acc@k) differs: it searches the passages for an answer string, and needs no judgements."""
+    The mean is the fraction of queries with a relevant document in the top k, as in `success_k` of trec_eval.
+    `accuracy` (Acc@k) differs: it searches the passages for an answer string, and needs no judgements."""
     return (matches.totals(matches.relevant & matches.within(cutoff)) > 0).astype(float)
 
 
@@ -247,11 +247,11 @@ def r_precision(matches: JudgedRanks, cutoff: int | None = None) -> PerQuery:
 
     A query without a relevant document has 0."""
     early = matches.ranks < matches.relevant_counts[matches.queries]
-    return share(matches.totals(matches.relevant & early), matches.relevant_counts)
+    return fraction(matches.totals(matches.relevant & early), matches.relevant_counts)
 
 
 def judged(matches: JudgedRanks, cutoff: int) -> PerQuery:
-    """Compute Judged@k: the share of the k best documents that have a judgement.
+    """Compute Judged@k: the fraction of the k best documents that have a judgement.
 
         Judged@k = (judged documents of rank <= k) / (documents of rank <= k)
 
@@ -259,7 +259,7 @@ def judged(matches: JudgedRanks, cutoff: int) -> PerQuery:
     than it is. If Judged@k differs between two models, their other metrics are not comparable. As in ir_measures, the
     denominator is the number of results if there are fewer than k. A query without results has 0."""
     results = np.minimum(matches.lengths, cutoff).astype(np.float64)
-    return share(matches.totals(matches.within(cutoff)), results)
+    return fraction(matches.totals(matches.within(cutoff)), results)
 
 
 def accuracy(hits: Bool[ndarray, "queries depth"], cutoff: int) -> PerQuery:
@@ -279,7 +279,7 @@ def accuracy(hits: Bool[ndarray, "queries depth"], cutoff: int) -> PerQuery:
 class RankingMetric:
     """Metric, its printed name, and whether its name has a cutoff."""
 
-    measure: Callable[[JudgedRanks, Any], PerQuery]
+    compute: Callable[[JudgedRanks, Any], PerQuery]
     title: str
     cutoff: Literal["always", "maybe", "never"]
 
@@ -321,7 +321,7 @@ def title(name: str) -> str:
     return metric.title if cutoff is None else f"{metric.title}@{cutoff}"
 
 
-def measure_ranking(
+def evaluate_ranking(
     ranking: Ranking, relevance: Relevance, names: Iterable[str] = DEFAULT_METRICS, level: int = 1
 ) -> dict[str, PerQuery]:
     """Compute ranking metrics of each query.
@@ -342,9 +342,9 @@ def measure_ranking(
     Examples:
         >>> queries, documents, grades = np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([1, 1, 1])
         >>> relevance = rt.metrics.Relevance(queries, documents, grades, query_count=2)
-        >>> rt.metrics.measure_ranking(np.array([[4, 5], [7, 5]]), relevance, ["recall_at_2"])
+        >>> rt.metrics.evaluate_ranking(np.array([[4, 5], [7, 5]]), relevance, ["recall_at_2"])
         {'recall_at_2': array([0.5, 1. ])}
     """
     metrics = {name: ranking_metric(name) for name in names}
     matches = relevance.find_ranks(ranking, level)
-    return {name: metric.measure(matches, cutoff) for name, (metric, cutoff) in metrics.items()}
+    return {name: metric.compute(matches, cutoff) for name, (metric, cutoff) in metrics.items()}

@@ -92,7 +92,7 @@ def calibration_error(
 def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) -> CalibrationError:
     """Estimate the calibration error of scores as probabilities of relevance.
 
-    The scores of the choosing split are divided into bins of equal size. The share of positives in a bin is the
+    The scores of the choosing split are divided into bins of equal size. The fraction of positives in a bin is the
     probability that a pair with such a score is relevant (histogram binning: Zadrozny & Elkan, 2001). The checking
     split tests these probabilities; see `calibration_error`. Scores outside the range of the choosing split belong to
     its first or last bin. The pools of both splits must be made in the same way."""
@@ -108,9 +108,9 @@ def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) ->
     edges = _edges(np.concatenate(pools), _bins(len(np.unique(queries))))
     chosen = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in pools]
     # In the choosing split, only the bin below its lowest score can be empty.
-    share = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
+    fraction = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
     bin_of, relevant = np.searchsorted(edges, scores, "right"), np.arange(len(scores)) < len(others[0])
-    return _estimate(bin_of, share[bin_of] - relevant, queries)
+    return _estimate(bin_of, fraction[bin_of] - relevant, queries)
 
 
 def checked_pairs(
@@ -138,13 +138,13 @@ def _edges(values: ndarray, bins: int) -> ndarray:
 def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float = 0.95) -> CalibrationError:
     sums, counts = _by_query(bin_of, differences, queries)
     rng, count = np.random.default_rng(_SEED), len(sums)
-    rows, shares = max(1, BLOCK // count), np.full(count, 1 / count)
+    rows, fractions = max(1, BLOCK // count), np.full(count, 1 / count)
     blocks = (min(rows, _SAMPLES - start) for start in range(0, _SAMPLES, rows))
-    samples = np.concatenate([_squared(sums, counts, 1.0 * rng.multinomial(count, shares, size)) for size in blocks])
+    samples = np.concatenate([_squared(sums, counts, 1.0 * rng.multinomial(count, fractions, size)) for size in blocks])
     value, bounds = _squared(sums, counts, np.ones((1, count)))[0], bootstrap_interval(samples, confidence)
     if not np.isfinite([value, *bounds]).all():
         return CalibrationError(float("nan"), float("nan"), float("nan"))
-    return CalibrationError(*(float(np.sqrt(max(0.0, one))) for one in (value, *bounds)))
+    return CalibrationError(*(float(np.sqrt(max(0.0, bound))) for bound in (value, *bounds)))
 
 
 def _by_query(
@@ -280,8 +280,8 @@ def fit_isotonic(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pai
 
     scores, relevant = checked_pairs(scores, relevant, _WHERE)
     knots, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    shares = np.bincount(which, relevant) / counts
-    fitted = np.clip(np.maximum.accumulate(isotonic_regression(shares, weights=counts).x), 0, 1)
+    fractions = np.bincount(which, relevant) / counts
+    fitted = np.clip(np.maximum.accumulate(isotonic_regression(fractions, weights=counts).x), 0, 1)
     steps = np.diff(fitted) != 0
     ends = np.append(True, steps) | np.append(steps, True)
     return IsotonicMap(knots[ends].tolist(), fitted[ends].tolist())

@@ -31,21 +31,21 @@ def area_under_risk_coverage(
 
         AURC = (1 / n) Σ_q risk(s_q),   risk(s) = wrong queries with a score of s or more / queries with such a score
 
-    It is 0 to 1, and lower is better. It also depends on the share of right answers."""
+    It is 0 to 1, and lower is better. It also depends on the fraction of right answers."""
     scores, wrong = checked_values(scores, ~np.asarray(right, bool))
     order, ends = by_score(scores)
 
     def area(some: ndarray) -> ndarray:
-        drawn = some[:, order]
-        shown = np.cumsum(drawn, axis=1)[:, ends]
-        errors = np.cumsum(drawn * wrong[order], axis=1)[:, ends]
+        shuffled = some[:, order]
+        shown = np.cumsum(shuffled, axis=1)[:, ends]
+        errors = np.cumsum(shuffled * wrong[order], axis=1)[:, ends]
         risk = errors / np.maximum(shown, np.finfo(np.float64).tiny)
         return (np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1) / shown[:, -1]
 
     return in_blocks(area, weights, len(scores))
 
 
-# Shares of the queries that an abstention curve leaves out, as in MTEB.
+# Fractions of the queries that an abstention curve leaves out, as in MTEB.
 _ABSTENTION = np.linspace(0, 1, 11)[:-1]
 
 
@@ -74,7 +74,7 @@ def normalized_abstention_auc(confidence: Float[ndarray, " queries"], values: Fl
 def _abstention_area(scores: ndarray, values: ndarray) -> float:
     _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ordered = np.repeat(np.bincount(group, values) / counts, counts)
-    left_out = [min(round(share * len(values)), len(values) - 1) for share in _ABSTENTION]
+    left_out = [min(round(fraction * len(values)), len(values) - 1) for fraction in _ABSTENTION]
     return float(np.trapezoid([ordered[first:].mean() for first in left_out], _ABSTENTION))
 
 

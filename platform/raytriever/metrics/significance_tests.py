@@ -79,7 +79,7 @@ def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> T
     if variance == 0:
         statistic = float(np.copysign(np.inf, difference)) if difference else 0.0
         return TTest(statistic, float(difference == 0), float(sum(degrees for _, degrees in errors)))
-    degrees = float(variance**2 / sum(part**2 / one for part, one in errors))
+    degrees = float(variance**2 / sum(part**2 / degrees for part, degrees in errors))
     statistic = float(difference / np.sqrt(variance))
     return TTest(statistic, float(2 * stdtr(degrees, -abs(statistic))), degrees)
 

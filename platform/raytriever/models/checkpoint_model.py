@@ -109,8 +109,8 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
             positions = [_slice_positions(tensors, file) for tensors, file in zip(files, paths, strict=True)]
             names = [set(file.keys()) for file in files]
             for name in sorted(set().union(*names)):
-                for file, position, own in zip(files, positions, names, strict=True):
-                    if name in own:
+                for file, position, stored in zip(files, positions, names, strict=True):
+                    if name in stored:
                         values = file.get_tensor(name)
                         start, shape = position.get(name, (0, tuple(values.shape)))
                         yield Slice(name, values.flatten(), start, shape)
@@ -118,26 +118,26 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
     """Join slices to whole tensors. Slices of the same tensor must be adjacent; their order does not matter."""
-    for name, parts in groupby(slices, key=lambda one: one.name):
-        yield name, _whole(name, list(parts))
+    for name, pieces in groupby(slices, key=lambda piece: piece.name):
+        yield name, _whole(name, list(pieces))
 
 
-def _whole(name: str, parts: list[Slice]) -> Tensor:
-    shape = parts[0].shape
+def _whole(name: str, pieces: list[Slice]) -> Tensor:
+    shape = pieces[0].shape
     # Check this before allocating the whole tensor, because its shape comes from a file.
-    if not all(part.values.is_floating_point() for part in parts):
+    if not all(piece.values.is_floating_point() for piece in pieces):
         raise StorageError(f"{name} has values that are not floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
-    if (values := sum(len(part.values) for part in parts)) != prod(shape):
+    if (values := sum(len(piece.values) for piece in pieces)) != prod(shape):
         raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, OTHER_OUTPUT)
-    whole = torch.empty(shape, dtype=parts[0].values.dtype)
+    whole = torch.empty(shape, dtype=pieces[0].values.dtype)
     reached = 0
-    for part in sorted(parts, key=lambda part: part.start):
-        if part.shape != shape:
-            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", CHECKPOINT, OTHER_OUTPUT)
-        if part.start != reached:
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if piece.shape != shape:
+            raise StorageError(f"{name} has the shapes {shape} and {piece.shape}", CHECKPOINT, OTHER_OUTPUT)
+        if piece.start != reached:
             break
-        reached += len(part.values)
-        whole.view(-1)[part.start : reached] = part.values
+        reached += len(piece.values)
+        whole.view(-1)[piece.start : reached] = piece.values
     if reached != whole.numel():
         raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, OTHER_OUTPUT)
     return whole

@@ -54,8 +54,10 @@ class CrossEncoder:
         files = ModelFiles.read(directory)
         _check_plain(files)
         transformer = files.sides["passage"].transformer
-        model, report = load_weights(AutoModelForSequenceClassification, transformer.config, directory, torch.float32)
-        check_loaded(model, report, directory)
+        model, loading_info = load_weights(
+            AutoModelForSequenceClassification, transformer.config, directory, torch.float32
+        )
+        check_loaded(model, loading_info, directory)
         if model.config.num_labels != 1:
             what = f"has {model.config.num_labels} labels"
             raise ModelError(what, str(directory), "name a cross-encoder with one label")
@@ -66,7 +68,7 @@ class CrossEncoder:
         self._tokenizer = load_tokenizer(transformer)
         check_tokens(self._tokenizer, model, directory)
         limits = transformer.tokenizer_limit, POSITIONS if transformer.positions is None else transformer.positions
-        limit = min(each for each in limits if each is not None)
+        limit = min(limit for limit in limits if limit is not None)
         if limit < _SMALLEST:
             raise ModelError(f"reads {limit} tokens of a pair, fewer than {_SMALLEST}", str(directory), REMEDY)
         if length is not None and not _SMALLEST <= length <= limit:

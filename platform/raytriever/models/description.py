@@ -54,7 +54,7 @@ class Description:
 
     def flags(self) -> dict[str, Any]:
         """Return, by name, the settings that are also settings of `ModelConfig`."""
-        known = {each.name for each in fields(ModelConfig)}
+        known = {field.name for field in fields(ModelConfig)}
         return {name: value for name, value in asdict(self).items() if name in known}
 
     def summary(self) -> str:

@@ -22,7 +22,7 @@ def default_device() -> torch.device:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return torch.device("cuda")
-    reasons = [one_line(str(one.message)) for one in caught if "CUDA" in str(one.message)]
+    reasons = [one_line(str(warning.message)) for warning in caught if "CUDA" in str(warning.message)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if reasons:
         _report(f"No GPU is used: {reasons[0].removeprefix('CUDA initialization: ')[:300]}")

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from raytriever.core.errors import ConfigError, ModelError, setting
 from raytriever.models.decoder import disable_cache
-from raytriever.models.directory.head import output_width
+from raytriever.models.directory.head import output_dim
 from raytriever.models.directory.model_files import check_loaded, empty_model, first_line, load_weights
 from raytriever.models.directory.transformer_settings import Transformer
 from raytriever.models.lora import DROPOUT
@@ -30,7 +30,7 @@ READ_CONFIG = ("falcon",)
 
 
 class Encoder(nn.Module):
-    """Encoder of tokens into float32 embeddings, `[texts, width]`.
+    """Encoder of tokens into float32 embeddings, `[texts, dim]`.
 
     Args:
         backbone: a transformers model that returns `last_hidden_state`.
@@ -61,26 +61,26 @@ class Encoder(nn.Module):
             pooler.requires_grad_(False)
 
     @property
-    def pooled_width(self) -> int:
+    def pooled_dim(self) -> int:
         """Dimension after pooling."""
         return hidden_size(self.backbone) * len(self.pooling.split("+"))
 
     @property
-    def full_width(self) -> int:
+    def full_dim(self) -> int:
         """Dimension before truncation."""
-        return output_width(list(self.head), self.pooled_width)
+        return output_dim(list(self.head), self.pooled_dim)
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Embedding dimension."""
-        return self.truncate_dim or self.full_width
+        return self.truncate_dim or self.full_dim
 
     @property
     def blocks(self) -> list[nn.Module]:
         """Blocks of the transformer: the elements of its outermost module lists."""
         return _outermost_lists(self.backbone)
 
-    def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
+    def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts dim"]:
         """Encode one packed batch, or one padded batch with `input_ids`, `attention_mask` and perhaps `token_type_ids`.
 
         Args:
@@ -91,11 +91,11 @@ class Encoder(nn.Module):
             return self.finish(pool_packed(states, tokens["starts"], self.pooling, left_out))
         return self.embed(self.backbone(**tokens).last_hidden_state, tokens["attention_mask"], left_out)
 
-    def embed(self, states: States, mask: Mask, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
+    def embed(self, states: States, mask: Mask, left_out: int | Tensor = 0) -> Float[Tensor, "texts dim"]:
         """Compute embeddings from the last hidden states of a padded batch."""
         return self.finish(pool(states, mask, self.pooling, left_out))
 
-    def finish(self, pooled: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts width"]:
+    def finish(self, pooled: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts dim"]:
         """Apply the modules after the pooling, truncation and normalization."""
         for module in self.head:
             pooled = module(pooled)
@@ -134,12 +134,16 @@ def load_backbone(transformer: Transformer, dtype: torch.dtype = torch.float32, 
     if not weights:
         empty: nn.Module = empty_model(kind, config, directory, dtype, _check_text_encoder)
         return empty
-    backbone, report = load_weights(kind, config, directory, dtype, _check_text_encoder)
+    backbone, loading_info = load_weights(kind, config, directory, dtype, _check_text_encoder)
     pooler = {name for name, _ in backbone.named_parameters() if name.startswith("pooler.")}
-    if pooler and pooler <= report["missing_keys"] and "add_pooling_layer" in signature(type(backbone)).parameters:
+    if (
+        pooler
+        and pooler <= loading_info["missing_keys"]
+        and "add_pooling_layer" in signature(type(backbone)).parameters
+    ):
         backbone.pooler = None
-        report["missing_keys"] -= pooler
-    check_loaded(backbone, report, directory)
+        loading_info["missing_keys"] -= pooler
+    check_loaded(backbone, loading_info, directory)
     return backbone
 
 

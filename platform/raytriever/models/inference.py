@@ -49,7 +49,7 @@ MOST_THREADS, _PER_THREAD = 8, 2
 class Pending(Protocol):
     """Embeddings that may not be finished yet."""
 
-    def result(self) -> Float32[ndarray, "texts width"]:
+    def result(self) -> Float32[ndarray, "texts dim"]:
         """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
 
 
@@ -72,7 +72,7 @@ class TextEncoder(Protocol):
     is_int8: bool
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Embedding dimension."""
 
     @property
@@ -129,12 +129,12 @@ class TextEncoder(Protocol):
 class PendingEmbeddings:
     """Embeddings that a GPU may still compute."""
 
-    values: Float32[torch.Tensor, "encoded width"]  # embeddings on the CPU, in the order of the batches
+    values: Float32[torch.Tensor, "encoded dim"]  # embeddings on the CPU, in the order of the batches
     order: Sequence[int]  # index of the text of each embedding
     texts: int  # number of texts. A text without an embedding gets zeros.
     computed: torch.cuda.Event | None  # event after the last copy; None on a CPU
 
-    def result(self) -> Float32[ndarray, "texts width"]:
+    def result(self) -> Float32[ndarray, "texts dim"]:
         """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
         if self.computed is not None:
             self.computed.synchronize()
@@ -160,9 +160,9 @@ class BatchEncoder(nn.Module):
     encode: Callable[..., torch.Tensor]
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Embedding dimension."""
-        return int(self.query.width)
+        return int(self.query.dim)
 
     @property
     def device(self) -> torch.device:
@@ -190,7 +190,7 @@ class BatchEncoder(nn.Module):
     def token_budget(self, device: str | None = None) -> int:
         """Return the default number of tokens per batch for a type of device (by default the type of this device)."""
         device = device or self.device.type
-        return max(TOKEN_BUDGET[device], _GPU_STATES // self.width if device == "cuda" else 0)
+        return max(TOKEN_BUDGET[device], _GPU_STATES // self.dim if device == "cuda" else 0)
 
     def batches(self, inputs: Sequence[ndarray], budget: int) -> list[list[int]]:
         """Sort texts by descending length, and divide them into batches. With padding, a batch costs at most `budget`.
@@ -233,8 +233,8 @@ class BatchEncoder(nn.Module):
         on_gpu = device.type == "cuda"
         order = [row for batch in rows for row in batch]
         starts = list(accumulate((len(batch) for batch in rows), initial=0))
-        values = torch.empty((len(order), self.width), pin_memory=on_gpu)
-        if any(each.training for each in (self, self.query, self.passage)):
+        values = torch.empty((len(order), self.dim), pin_memory=on_gpu)
+        if any(module.training for module in (self, self.query, self.passage)):
             self.eval()  # not at every call: a visit to each layer takes a tenth of the time of a query
         with torch.inference_mode():
             lengths = self.prompt_lengths(prompt, side, len(inputs))
@@ -270,7 +270,7 @@ def _encode_side_by_side(
     threads: int,
     on_progress: Callable[[int], None] | None,
 ) -> None:
-    """Encode batches on a CPU in threads, each with its share of the cores; see `BatchEncoder.start`."""
+    """Encode batches on a CPU in threads, each with its fraction of the cores; see `BatchEncoder.start`."""
     cores, lock = torch.get_num_threads(), Lock()
     numbers = iter(range(len(rows)))
 
@@ -289,7 +289,7 @@ def _encode_side_by_side(
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for worker in [pool.submit(work, each < cores % threads) for each in range(threads)]:
+            for worker in [pool.submit(work, thread < cores % threads) for thread in range(threads)]:
                 worker.result()
         finally:
             with lock:  # no thread starts another batch after an error or an interruption

@@ -44,9 +44,9 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
             parameter.data = parameter.data.float()  # peft has created the adapter in the type of its layer
 
 
-def share_frozen(one: nn.Module, other: nn.Module) -> None:
+def share_frozen(first: nn.Module, other: nn.Module) -> None:
     """Make two encoders share the frozen tensors that are equal in both, in place."""
-    own = dict(one.named_parameters())
+    own = dict(first.named_parameters())
     for name, parameter in list(other.named_parameters()):
         twin = own.get(name)
         if twin is None or parameter.requires_grad or twin.requires_grad or not torch.equal(parameter, twin):

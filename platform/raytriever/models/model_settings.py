@@ -48,10 +48,13 @@ def read_pooling(text: str) -> str:
 class ModelConfig:
     """Settings of the encoder: the model, how it reads texts, and how it is trained. None means the model's own."""
 
-    model: str = option("minilm", "encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
+    model: str = option("minilm", "encoder: minilm, a directory, or a hub name", reads=MODEL, metavar="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
     pooling: str | None = option(
-        None, f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}; or several joined by +", reads=read_pooling, form="MODE"
+        None,
+        f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}; or several joined by +",
+        reads=read_pooling,
+        metavar="MODE",
     )
     similarity: str | None = option(None, "cosine normalizes embeddings, dot does not", choices=SIMILARITIES)
     towers: str | None = option(
@@ -67,7 +70,7 @@ class ModelConfig:
         None,
         """prompts of single data sets, such as `{"scifact": {"query": "Find evidence: "}}`""",
         reads=read_prompts,
-        form="JSON",
+        metavar="JSON",
         flag=False,
     )
     query_length: int | None = option(None, "largest number of tokens of a query; longer queries are cut", minimum=3)
@@ -82,7 +85,7 @@ class ModelConfig:
         "append the end token to every text: yes, no, or auto for what the tokenizer does, with a warning where "
         "last-token pooling meets none",
         reads=read_append_eos,
-        form="|".join(APPEND_EOS),
+        metavar="|".join(APPEND_EOS),
     )
     bidirectional: bool | None = option(None, "let the tokens of a decoder attend to later tokens too")
     lora_rank: int = option(0, "rank of LoRA adapters; 0 trains the whole encoder", minimum=0)

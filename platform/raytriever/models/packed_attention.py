@@ -36,7 +36,7 @@ OBSTACLES = dict.fromkeys(("mpnet", "t5", "mt5", "umt5", "deberta", "deberta-v2"
 # The gradient of an embedding with at most this number of rows is a product with one-hot rows, made for this number of
 # tokens at a time (268 MB).
 FEW_ROWS, MARKED = 1_024, 1 << 16
-WIDTHS = range(8, 257, 8)  # head dimensions that flash attention supports
+DIMS = range(8, 257, 8)  # head dimensions that flash attention supports
 
 
 def packing_obstacle(backbone: nn.Module) -> str | None:
@@ -65,7 +65,7 @@ def use_packed_attention(backbone: Any) -> None:
 
 
 def packed_states(backbone: Any, part: TokenBatch) -> Tensor:
-    """Return the last states of the tokens of a packed batch, `[tokens, width]`."""
+    """Return the last states of the tokens of a packed batch, `[tokens, dim]`."""
     if backbone.config._attn_implementation != NAME:
         use_packed_attention(backbone)
     output = backbone(
@@ -95,14 +95,14 @@ def attention(
 
     Args:
         module: attention layer. Dropout is applied only in its training mode.
-        query, key, value: states, `[1, heads, tokens, width]`. Key and value may have fewer heads (grouped heads).
+        query, key, value: states, `[1, heads, tokens, dim]`. Key and value may have fewer heads (grouped heads).
         attention_mask: `starts` of packed texts, `[1, 1, 1, texts + 1]`; the padding mask if `max_length_q` is None.
-        scaling: factor of the scores, by default 1 / sqrt(width).
+        scaling: factor of the scores, by default 1 / sqrt(dimension).
         sliding_window: distance from which on tokens do not attend to each other; None for no limit.
         max_length_q: number of tokens of the longest text of a packed batch; None for a padded batch.
 
     Returns:
-        Output, `[1, tokens, heads, width]`, and None in place of the attention weights.
+        Output, `[1, tokens, heads, dim]`, and None in place of the attention weights.
     """
     dropout = dropout if module.training else 0.0
     if max_length_q is None:
@@ -121,7 +121,7 @@ def attention(
     states = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     assert attention_mask is not None
     starts, window = attention_mask.flatten(), _window(module, sliding_window)
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in WIDTHS:
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in DIMS:
         mixed = _FlashAttention.apply(*states, starts, max_length_q, window, scaling, dropout)
     else:
         mixed = _text_by_text(*states, starts, window, scaling, dropout)
@@ -149,7 +149,7 @@ def _window(module: Any, size: int | None) -> tuple[int, int]:
 
 
 class _FlashAttention(torch.autograd.Function):
-    """Flash attention of packed texts, `[tokens, heads, width]`. Every call gives the same bits."""
+    """Flash attention of packed texts, `[tokens, heads, dim]`. Every call gives the same bits."""
 
     @staticmethod
     def forward(
@@ -262,7 +262,7 @@ class _DeterministicUntil(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *states: Tensor) -> tuple[Tensor, ...]:
-        return tuple(one.view_as(one) for one in states)
+        return tuple(state.view_as(state) for state in states)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
@@ -300,11 +300,11 @@ def _text_by_text(
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
-    """Return the attention of packed texts, `[tokens, heads, width]`, by torch's fused attention for each text."""
+    """Return the attention of packed texts, `[tokens, heads, dim]`, by torch's fused attention for each text."""
     mixed = []
     has_window, is_causal, is_grouped = window[0] != -1, window == (-1, 0), query.shape[1] != key.shape[1]
     for start, end in pairwise(starts.tolist()):
-        q, k, v = (one[start:end].transpose(0, 1)[None] for one in (query, key, value))
+        q, k, v = (states[start:end].transpose(0, 1)[None] for states in (query, key, value))
         mask = _window_mask(end - start, window, query.device) if has_window else None
         one_text = nn.functional.scaled_dot_product_attention(
             q, k, v, mask, dropout, is_causal, scale=scaling, enable_gqa=is_grouped

@@ -45,50 +45,50 @@ def pack(
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
     starts = np.append(0, lengths.cumsum())
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths) + first_position
-    part = {
+    chunk = {
         "input_ids": torch.from_numpy(np.concatenate(token_ids).astype(np.int64)[None]),
         "position_ids": torch.from_numpy(positions[None]),
         "starts": torch.from_numpy(starts.astype(np.int32)),
         _ON_CPU: torch.from_numpy(lengths),
     }
     if prompt_lengths is not None:
-        part["left_out"] = torch.tensor(prompt_lengths, dtype=torch.int64)
-    return part
+        chunk["left_out"] = torch.tensor(prompt_lengths, dtype=torch.int64)
+    return chunk
 
 
-def is_packed(part: TokenBatch) -> bool:
+def is_packed(chunk: TokenBatch) -> bool:
     """Return True if a batch is packed."""
-    return "starts" in part
+    return "starts" in chunk
 
 
-def texts_of(part: TokenBatch) -> int:
+def texts_of(chunk: TokenBatch) -> int:
     """Return the number of texts of a batch."""
-    return len(part[_ON_CPU] if is_packed(part) else part["input_ids"])
+    return len(chunk[_ON_CPU] if is_packed(chunk) else chunk["input_ids"])
 
 
-def tokens_of(part: TokenBatch) -> int:
+def tokens_of(chunk: TokenBatch) -> int:
     """Return the number of tokens that the encoder computes for a batch, including padding."""
-    return part["input_ids"].numel()
+    return chunk["input_ids"].numel()
 
 
-def lengths_of(part: TokenBatch) -> Int64[Tensor, " texts"]:
+def lengths_of(chunk: TokenBatch) -> Int64[Tensor, " texts"]:
     """Return the number of tokens of each text without padding. For a packed batch, the tensor is on the CPU."""
-    return part[_ON_CPU] if is_packed(part) else part["attention_mask"].sum(1)
+    return chunk[_ON_CPU] if is_packed(chunk) else chunk["attention_mask"].sum(1)
 
 
-def move(part: TokenBatch, copy: Callable[[Tensor], Tensor]) -> TokenBatch:
+def move(chunk: TokenBatch, copy: Callable[[Tensor], Tensor]) -> TokenBatch:
     """Return a batch with each tensor replaced by `copy(tensor)`, except `lengths`, which stays on the CPU."""
-    return {name: tensor if name == _ON_CPU else copy(tensor) for name, tensor in part.items()}
+    return {name: tensor if name == _ON_CPU else copy(tensor) for name, tensor in chunk.items()}
 
 
-def join(parts: Sequence[TokenBatch]) -> TokenBatch:
+def join(chunks: Sequence[TokenBatch]) -> TokenBatch:
     """Join packed batches, in their order. All or none of them have `left_out`."""
-    first, *others = parts
+    first, *others = chunks
     starts, tokens = [first["starts"]], tokens_of(first)
-    for part in others:
-        starts.append(part["starts"][1:] + tokens)
-        tokens += tokens_of(part)
-    joined = {name: torch.cat([part[name] for part in parts], dim=-1) for name in first if name != "starts"}
+    for chunk in others:
+        starts.append(chunk["starts"][1:] + tokens)
+        tokens += tokens_of(chunk)
+    joined = {name: torch.cat([chunk[name] for chunk in chunks], dim=-1) for name in first if name != "starts"}
     return {**joined, "starts": torch.cat(starts)}
 
 
@@ -150,8 +150,8 @@ def fill_buckets(
     order = lengths.argsort(kind="stable")
     buckets = np.split(order, cut_points(lengths[order]))
 
-    def split(parts: Sequence[int]) -> list[ndarray]:
-        return [rows for bucket, count in zip(buckets, parts, strict=True) for rows in np.array_split(bucket, count)]
+    def split(chunks: Sequence[int]) -> list[ndarray]:
+        return [rows for bucket, count in zip(buckets, chunks, strict=True) for rows in np.array_split(bucket, count)]
 
     if most:
         costs = [len(bucket) * int(token_cost(lengths[bucket[-1]])) for bucket in buckets]

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
-States = Float[Tensor, "texts tokens width"]
+States = Float[Tensor, "texts tokens dim"]
 Mask = Int64[Tensor, "texts tokens"]
-Pooled = Float[Tensor, "texts width"]
+Pooled = Float[Tensor, "texts dim"]
 
 
 def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -> Float[Tensor, "texts pooled"]:
@@ -36,7 +36,7 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
 
 
 def pool_packed(
-    states: Float[Tensor, "tokens width"], starts: Int32[Tensor, " bounds"], pooling: str, left_out: int | Tensor = 0
+    states: Float[Tensor, "tokens dim"], starts: Int32[Tensor, " bounds"], pooling: str, left_out: int | Tensor = 0
 ) -> Float[Tensor, "texts pooled"]:
     """Return one float32 vector per packed text. The result equals that of `pool`, except for rounding.
 
@@ -57,7 +57,7 @@ def pool_packed(
 class _Packed:
     """Packed texts."""
 
-    states: Float[Tensor, "tokens width"]
+    states: Float[Tensor, "tokens dim"]
     starts: Int64[Tensor, " bounds"]  # index of the first token of each text, and the number of tokens
     lengths: Int64[Tensor, " texts"]  # number of tokens of each text
     left_out: Int64[Tensor, " texts"]  # number of first tokens of each text that are not pooled
@@ -77,7 +77,7 @@ class _Packed:
         """True for the tokens that are pooled."""
         return self.places > self.spread(self.left_out)
 
-    def reduce(self, values: Float[Tensor, "tokens width"], how: str) -> Pooled:
+    def reduce(self, values: Float[Tensor, "tokens dim"], how: str) -> Pooled:
         """Return the sum or the max of the values of each text."""
         return torch.segment_reduce(values, how, offsets=self.starts, axis=0, unsafe=True)
 

@@ -39,7 +39,7 @@ MTEB_TASKS |= {"dbpedia-entity": "DBPedia", "climate-fever": "ClimateFEVER"}
 TITLE, NO_TITLE = "{title}", "none"  # placeholder of the title in a passage prompt; text for a missing title
 _PLACE = re.compile(r"\{(title|text|query|passage)\}")
 _ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
-_FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
+_REMEDY = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class PromptTable:
             every: True if every prompt must belong to one of them. Otherwise one such prompt is enough.
         """
         known = list(dict.fromkeys(map(_stem, names)))
-        possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
+        possible = {candidate.casefold() for name in known for side in KINDS for candidate in _candidates(side, [name])}
         others = [name for name in self.own if name.casefold() not in possible]
         if others and (every or len(others) == len(self.own)):
             what = f"{others[0]!r} is a prompt for none of the data sets in use"
@@ -156,22 +156,22 @@ def read_prompts(value: Any) -> dict[str, str]:
     """
     if isinstance(value, str):
         try:
-            value = parse_json(value.encode(), setting("dataset_prompts"), dict[str, Any], _FORM)
+            value = parse_json(value.encode(), setting("dataset_prompts"), dict[str, Any], _REMEDY)
         except StorageError as error:
-            raise ValueError(_FORM) from error
+            raise ValueError(_REMEDY) from error
     if not isinstance(value, Mapping):
-        raise ValueError(_FORM)
+        raise ValueError(_REMEDY)
     prompts: dict[str, str] = {}
     for name, texts in value.items():
         if not isinstance(name, str) or not name.strip():
-            raise ValueError(_FORM)
+            raise ValueError(_REMEDY)
         if any(name.casefold() in kinds for kinds in KINDS.values()):
             side = "query" if name.casefold() in KINDS["query"] else "passage"
             raise ValueError(f"{name!r} names no data set; give {setting(f'{side}_prompt')} for all data sets")
         for key, text in texts.items() if isinstance(texts, Mapping) else [("", texts)]:
             kinds = [kinds[0] for kinds in KINDS.values() if str(key).casefold() in kinds]
             if (key and not kinds) or not isinstance(text, str):
-                raise ValueError(_FORM)
+                raise ValueError(_REMEDY)
             prompts[f"{name}-{kinds[0]}" if key else name] = text
     return prompts
 
@@ -196,7 +196,7 @@ def names_of_task(task: str) -> tuple[str, ...]:
 
 def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_TYPE) -> Iterator[str]:
     named = ((name, _stem(name), MTEB_TASKS.get(_stem(name).casefold())) for name in names)
-    tasks = [task for each in named for task in dict.fromkeys(each) if task]
+    tasks = [task for names in named for task in dict.fromkeys(names) if task]
     for group in (tasks, [task_type]):
         for task in group:
             yield from (f"{task}-{kind}" for kind in (KINDS[side] if side else ()))
@@ -210,5 +210,5 @@ def _stem(name: str) -> str:
 def _suggest(name: str, known: list[str]) -> str:
     task, dash, kind = name.rpartition("-")
     if any(kind.casefold() in kinds for kinds in KINDS.values()):
-        return did_you_mean(f"{task}{dash}{kind}", [f"{one}-{kind}" for one in known])
+        return did_you_mean(f"{task}{dash}{kind}", [f"{name}-{kind}" for name in known])
     return did_you_mean(name, known)

@@ -26,7 +26,7 @@ from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import MANIFEST, committed_directory, complete, sha256_of
 from raytriever.core.store.disk import files_below
 from raytriever.core.store.object_stores import copy_of
-from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.store.unfinished_pieces import make_once
 from raytriever.models.directory.hub_or_local import ADAPTER, CHECKPOINTS, MINILM, check_revision, find_model, has_files
 from raytriever.models.directory.model_files import CONFIG, INDEX, read_model_file, stored_tensors
 from raytriever.models.directory.modules import MODULES, ModelFiles
@@ -169,7 +169,7 @@ def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
     from raytriever.models.encoder import load_backbone
     from raytriever.models.lora import merged_weights
 
-    kinds = {one.kind for one in stored_tensors(transformer.folder).values()}
+    kinds = {tensor.kind for tensor in stored_tensors(transformer.folder).values()}
     backbone: Any = load_backbone(transformer, torch.bfloat16 if kinds == {"BF16"} else torch.float32)
     remedy = f"correct base_model_name_or_path in {ADAPTER}, or copy the adapters again"
     try:
@@ -190,4 +190,4 @@ def _merge(directory: Path, transformer: Transformer, target: Path) -> None:
 
 def _state_of(directory: Path) -> list[list[Any]]:
     states = [(file, file.stat()) for file in files_below(directory.resolve())]
-    return [[str(file), one.st_size, one.st_mtime_ns] for file, one in states]
+    return [[str(file), state.st_size, state.st_mtime_ns] for file, state in states]

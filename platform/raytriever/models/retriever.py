@@ -150,7 +150,7 @@ class Retriever(BatchEncoder):
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
         prompts = [fill_title(prompt)] * len(texts) if isinstance(prompt, str) else prompt
         encodings = self._content_tokenizer.encode_batch_fast(
-            [one + text for one, text in zip(prompts, texts, strict=True)], add_special_tokens=False
+            [prompt + text for prompt, text in zip(prompts, texts, strict=True)], add_special_tokens=False
         )
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
@@ -219,8 +219,8 @@ class Retriever(BatchEncoder):
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
         prompts = [prompt] * texts if isinstance(prompt, str) else prompt
-        lengths = {each: self._prompt_tokens(each, side) for each in set(prompts)}
-        return [lengths[each] for each in prompts]
+        lengths = {prompt: self._prompt_tokens(prompt, side) for prompt in set(prompts)}
+        return [lengths[prompt] for prompt in prompts]
 
     def tokenize(self, texts: Sequence[str], side: Side, tokens: int | None = None) -> Buckets:
         """Tokenize texts of one side, and return them as `batch_of` does."""
@@ -234,7 +234,7 @@ class Retriever(BatchEncoder):
         return Tokenizer.from_str(content_tokenizer_json(self.tokenizer))
 
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
-        """Return the embeddings of one side, `[texts, width]`."""
+        """Return the embeddings of one side, `[texts, dim]`."""
         tower = self.query if side == "query" else self.passage
         inputs = dict(tokens)
         return tower(inputs, inputs.pop("left_out", self._left_out[side]))
@@ -286,20 +286,20 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
         passage = _load_tower(
             query.backbone, description, heads["passage"], _loaded(heads["query"], query), dtype, weights
         )
-    if query.width != passage.width:
-        reason = f"embeds queries in {query.width} dimensions, but passages in {passage.width}"
+    if query.dim != passage.dim:
+        reason = f"embeds queries in {query.dim} dimensions, but passages in {passage.dim}"
         raise ModelError(reason, str(directory), "use a model with equal dimensions")
-    if description.truncate_dim is not None and description.truncate_dim > query.full_width:
+    if description.truncate_dim is not None and description.truncate_dim > query.full_dim:
         raise ConfigError(
             f"{description.truncate_dim} is out of range, "
-            f"embeddings of {config.model} have {query.full_width} components",
+            f"embeddings of {config.model} have {query.full_dim} components",
             setting("truncate_dim"),
-            f"give at most {query.full_width}",
+            f"give at most {query.full_dim}",
         )
-    for each, length in ((query, description.query_length), (passage, description.passage_length)):
-        check_tokens(tokenizer, each.backbone, directory)
-        _check_length(each.backbone, length, directory)
-        if _learned_positions(each.backbone) is not None:
+    for tower, length in ((query, description.query_length), (passage, description.passage_length)):
+        check_tokens(tokenizer, tower.backbone, directory)
+        _check_length(tower.backbone, length, directory)
+        if _learned_positions(tower.backbone) is not None:
             # Learned positions begin at the first column. Padding on the left would shift the positions of a text, and
             # its embedding would depend on the other texts of a batch. The saved tokenizer also pads on the right.
             tokenizer.padding_side = "right"
@@ -328,7 +328,7 @@ def _load_tower(
         if isinstance(source, Transformer):
             set_bidirectional(backbone, description.bidirectional, source.folder)
         tower = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
-        tower.head = load_head(head, tower.pooled_width, loaded, weights)
+        tower.head = load_head(head, tower.pooled_dim, loaded, weights)
     return tower
 
 

@@ -118,8 +118,8 @@ def _write_start(
     if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length, and reject the names of both
         settings |= {f"{ROUTES[side]}_length": lengths[side] for side in sides}
     _write_json(folder / "sentence_bert_config.json", settings)
-    width = tower.pooled_width // len(tower.pooling.split("+"))
-    _write_json(directory / pooling / "config.json", pooling_settings(tower.pooling, width, description.pool_prompt))
+    dim = tower.pooled_dim // len(tower.pooling.split("+"))
+    _write_json(directory / pooling / "config.json", pooling_settings(tower.pooling, dim, description.pool_prompt))
     return [(transformer, TRANSFORMER), (pooling, POOLING)]
 
 

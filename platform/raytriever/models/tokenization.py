@@ -78,7 +78,7 @@ def has_lowercase(tokenizer: Any) -> bool:
     """Return True if a tokenizer itself lowercases texts."""
     from tokenizers.normalizers import Lowercase
 
-    return any(isinstance(each, Lowercase) for each in _normalizers(tokenizer))
+    return any(isinstance(normalizer, Lowercase) for normalizer in _normalizers(tokenizer))
 
 
 def _lower_case(tokenizer: Any) -> None:

@@ -1,6 +1,6 @@
 """Evaluator for the trainer of sentence-transformers: pooled AUC, a threshold for all queries, and nDCG@10.
 
-It searches and measures like `raytriever evaluate`, so the same embeddings have the same metrics."""
+It searches and evaluates like `raytriever evaluate`, so the same embeddings have the same metrics."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class PooledAUCEvaluator(BaseEvaluator):
         else:
             every = ScoredPools(*pools, result.positive_queries, result.negative_queries)
             threshold = choose_pair_threshold(every, "precision", self.precision).score
-            shares = achieve_pairs(every, threshold)
-            precision, recall = shares.precision.value if shares.precision.part else 0.0, shares.recall.value
+            fractions = achieve_pairs(every, threshold)
+            precision, recall = fractions.precision.value if fractions.precision.count else 0.0, fractions.recall.value
         metrics = {
             AUC: result.metrics[AUC],
             "ndcg@10": result.metrics[_NDCG],
@@ -139,7 +139,7 @@ class PooledAUCEvaluator(BaseEvaluator):
 
     def _embed(
         self, encode: Any, texts: Any, prompt: tuple[str | None, str | None], normalize: bool
-    ) -> Float32[ndarray, "texts width"]:
+    ) -> Float32[ndarray, "texts dim"]:
         embeddings = encode(
             list(texts), prompt=prompt[0], prompt_name=prompt[1], convert_to_tensor=True, **self._encoding
         ).float()

@@ -292,13 +292,13 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         """Return the loss of the columns' embeddings. For a batch without negatives it is 0."""
         if relevance is None:
             logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
-            return torch.stack([each.sum() * 0 for each in (*embeddings, *self.parameters(recurse=False))]).sum()
+            return torch.stack([tensor.sum() * 0 for tensor in (*embeddings, *self.parameters(recurse=False))]).sum()
         queries, passages = embeddings[0], torch.cat(embeddings[1:])
         with torch.autocast(queries.device.type, enabled=False):
             precise = torch.promote_types(queries.dtype, torch.float32)
             queries, passages = queries.to(precise), passages.to(precise)
             if self.similarity_fct is cos_sim:
-                queries, passages = (functional.normalize(each, dim=-1) for each in (queries, passages))
+                queries, passages = (functional.normalize(embeddings, dim=-1) for embeddings in (queries, passages))
             workers = current_workers() if self.gather_across_devices else ALONE
             value: Tensor = self._loss[0](queries, passages, relevance, workers).value
         return value

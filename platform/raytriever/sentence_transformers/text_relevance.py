@@ -63,7 +63,7 @@ def batch_relevance(
     # The samples of `rand1` depend on the batch, not on a step number. So a resumed run repeats no earlier samples.
     step = _digest(queries.tobytes())
     everything = GlobalIds(queries, known, passages, *_known_positives(queries, known), seed, step)
-    scored, labeled = (None if each is None else (own, each.cpu().numpy()) for each in (teacher, labels))
+    scored, labeled = (None if scores is None else (own, scores.cpu().numpy()) for scores in (teacher, labels))
     try:
         relevance = find_relevance(everything, workers.rank, workers.size, scored, symmetric, labeled)
     except NoNegativesError:

@@ -65,7 +65,7 @@ def check_uri(uri: str) -> None:
     if name not in PORTS:
         if name in ("file", "databricks", "databricks-uc", "uc"):
             return
-        schemes = ", ".join(["sqlite:///FILE", *(f"{one}://" for one in PORTS)])
+        schemes = ", ".join(["sqlite:///FILE", *(f"{port}://" for port in PORTS)])
         raise _refusal(uri, f"has the unknown scheme {name!r}", f"use one of {schemes}")
     try:
         address = urlsplit(uri)

@@ -126,7 +126,7 @@ class Outbox:
         new = RunDescription(dict(params), dataset and replace(dataset, counts=dict(dataset.counts)), dict(tags))
         with self._lock:
             waiting, sent = (
-                tuple(one for one in entries if (one.dataset or [*one.tags]) != (new.dataset or [*new.tags]))
+                tuple(entry for entry in entries if (entry.dataset or [*entry.tags]) != (new.dataset or [*new.tags]))
                 for entries in (self._state.descriptions, self._state.sent_descriptions)
             )
             self._change(descriptions=(*waiting, new), sent_descriptions=sent)
@@ -293,14 +293,16 @@ class OutboxSender:
 
     def _due_outbox(self) -> Outbox | None:
         """Return the first outbox whose data is due. At the end of the run, return the first with any data."""
-        due = (one for one in self._outboxes if one.has_data_to_send and (self._ending_since or not one.due_in))
+        due = (
+            outbox for outbox in self._outboxes if outbox.has_data_to_send and (self._ending_since or not outbox.due_in)
+        )
         return next(due, None)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 while (outbox := self._due_outbox()) is None and not self._is_closed:
-                    waiting = (one.due_in for one in self._outboxes if one.has_data_to_send)
+                    waiting = (outbox.due_in for outbox in self._outboxes if outbox.has_data_to_send)
                     self._changed.wait(min(waiting, default=None))
                 if outbox is None or self._is_closed:
                     return

@@ -42,7 +42,7 @@ class StepLog:
         self.size = self.points = 0
         for end, entry in _entries(self._file):
             self.size = end
-            for name in entry["measured"]:
+            for name in entry["metrics"]:
                 self.points += self._mark(name, entry["step"])
 
     def add(self, points: Iterable[Point]) -> int:
@@ -53,7 +53,7 @@ class StepLog:
             if not fresh:
                 return 0
             lines = "".join(
-                json.dumps({"step": step, "milliseconds": at, "measured": {p.name: p.value for p in group}}) + "\n"
+                json.dumps({"step": step, "milliseconds": at, "metrics": {p.name: p.value for p in group}}) + "\n"
                 for (step, at), group in groupby(fresh, lambda point: (point.step, point.milliseconds))
             ).encode()
             with disk_errors(self._file):
@@ -80,15 +80,15 @@ class StepLog:
 
     def count(self, offset: int) -> int:
         """Return the number of points from a byte offset on."""
-        return sum(len(entry["measured"]) for _, entry in _entries(self._file, offset, self.size))
+        return sum(len(entry["metrics"]) for _, entry in _entries(self._file, offset, self.size))
 
     def locate(self, points: int) -> tuple[int, int]:
         """Return how many of the first `points` points are in complete lines, and the byte offset after these lines."""
         before = offset = 0
         for end, entry in _entries(self._file, 0, self.size):
-            if before + len(entry["measured"]) > points:
+            if before + len(entry["metrics"]) > points:
                 break
-            before, offset = before + len(entry["measured"]), end
+            before, offset = before + len(entry["metrics"]), end
         return before, offset
 
     def _mark(self, name: str, step: int) -> bool:
@@ -111,8 +111,8 @@ def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int,
     values: dict[str, dict[int, float]] = {name: {} for name in names}
     for _, entry in _entries(folder / STEPS):
         for name in names:
-            if name in entry["measured"]:
-                values[name][entry["step"]] = float(entry["measured"][name])
+            if name in entry["metrics"]:
+                values[name][entry["step"]] = float(entry["metrics"][name])
     return {name: sorted(points.items()) for name, points in values.items()}
 
 
@@ -140,7 +140,7 @@ def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
 class _Entry(TypedDict):
     step: int
     milliseconds: int
-    measured: dict[str, float]
+    metrics: dict[str, float]
 
 
 def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
@@ -170,15 +170,15 @@ def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[t
 def _is_entry(entry: Any) -> bool:
     """Return whether a line has the types of `_Entry`, ten times faster than `json_and_yaml.conform`, as there may be
     millions of lines."""
-    if type(entry) is not dict or type(entry.get("measured")) is not dict:
+    if type(entry) is not dict or type(entry.get("metrics")) is not dict:
         return False
     for number, limit in zip((entry.get("step"), entry.get("milliseconds")), _LIMITS, strict=True):
         if type(number) is not int or not 0 <= number <= limit:
             return False
-    values = entry["measured"].values()
+    values = entry["metrics"].values()
     return all(type(value) is float or (type(value) is int and abs(value) < 1 << 63) for value in values)
 
 
 def _points(entry: _Entry) -> Sequence[Point]:
     at = entry["milliseconds"]
-    return [Point(name, float(value), entry["step"], at) for name, value in entry["measured"].items()]
+    return [Point(name, float(value), entry["step"], at) for name, value in entry["metrics"].items()]

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-STAGE = "raytriever.stage"  # tag with the name of the command that made a run; the UI can filter runs by it
+COMMAND = "raytriever.command"  # tag with the name of the command that made a run; the UI can filter runs by it
 
 
 def git_commit(directory: Path) -> str | None:
@@ -54,7 +54,10 @@ class Point(NamedTuple):
 
 def points_now(values: Mapping[str, float | None], step: int = 0) -> list[Point]:
     """Return values by name as points of a step at this time. Leave out None and NaN."""
-    now, numbers = time.time_ns() // 1_000_000, {name: math.nan if one is None else one for name, one in values.items()}
+    now, numbers = (
+        time.time_ns() // 1_000_000,
+        {name: math.nan if value is None else value for name, value in values.items()},
+    )
     return [Point(name, float(value), step, now) for name, value in numbers.items() if not math.isnan(value)]
 
 

@@ -26,7 +26,7 @@ import torch
 from raytriever.core.errors import UserError
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.batch_loader import Batch
-from raytriever.training.checkpoint import Progression, checkpoint_path
+from raytriever.training.checkpoint import TrainerState, checkpoint_path
 
 Result = TypeVar("Result", covariant=True)
 POLL_SECONDS = 0.02  # interval of polls while training waits for a job
@@ -131,12 +131,12 @@ class BackgroundJob(ABC):
         checkpoints: Path,
         workers: WorkerGroup,
         log: Callable[[str], None],
-        report_status: Callable[[str], None],
+        log_status: Callable[[str], None],
         phases: Sequence[JobPhase] = (),
     ) -> None:
         self._client, self._checkpoints = client, checkpoints
         self._phases = [JobPhase(self._check_checkpoint), JobPhase(self._check_work, self._submit_work), *phases]
-        self.workers, self._log, self._report_status = workers, log, report_status
+        self.workers, self._log, self._log_status = workers, log, log_status
         self._number, self._checkpoint = 0, checkpoints
         self._phase: int | None = None
         self._message, self._reason = RUNNING, ""
@@ -174,10 +174,10 @@ class BackgroundJob(ABC):
         """True while a job is running."""
         return self._phase is not None
 
-    def start(self, progression: Progression) -> Progression:
-        """Resume, given the checkpoint's progression. Return the one to train from. Called before the first batch."""
-        self.recover(progression.step)
-        return progression
+    def start(self, trainer_state: TrainerState) -> TrainerState:
+        """Resume, given the checkpoint's trainer state. Return the one to train from. Called before the first batch."""
+        self.recover(trainer_state.step)
+        return trainer_state
 
     def prefetch_limit(self, step: int, end: int) -> int:
         """Return the first step, at most `end`, whose batch must not be prepared before the next `after_step`."""
@@ -187,13 +187,13 @@ class BackgroundJob(ABC):
         """Check the batch of `step`, counted from 0, before the model learns from it."""
 
     @abstractmethod
-    def after_step(self, progression: Progression) -> Progression:
-        """Act after a step, and return the progression, with `stopped` set if training ends. If the step is due for a
+    def after_step(self, trainer_state: TrainerState) -> TrainerState:
+        """Act after a step, and return the trainer state, with `stopped` set if training ends. If the step is due for a
         checkpoint, this is already being written."""
 
-    def finish(self, progression: Progression) -> Progression:
-        """Act after the last step, when all checkpoints are committed; returns the final progression."""
-        return progression
+    def finish(self, trainer_state: TrainerState) -> TrainerState:
+        """Act after the last step, when all checkpoints are committed; returns the final trainer state."""
+        return trainer_state
 
     def close(self) -> None:  # noqa: B027
         """Release threads; also called after an error."""
@@ -240,7 +240,7 @@ class BackgroundJob(ABC):
         """Poll until `must_wait` is false. Every `LOG_SECONDS`, log how long training has waited."""
         began = logged = time.monotonic()
         if must_wait():
-            self._report_status(f"waiting for {self.describe()}")
+            self._log_status(f"waiting for {self.describe()}")
             self.wait_for_checkpoint()
         while must_wait():
             time.sleep(POLL_SECONDS)

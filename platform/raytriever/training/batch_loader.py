@@ -40,7 +40,7 @@ Passes = Sequence[tuple[Buckets, Side]]
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch."""
+    """One worker's fraction of a global batch."""
 
     # `queries`, `passages`: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
     queries: Buckets
@@ -49,7 +49,7 @@ class Batch:
     chunk: int | None = None  # maximum number of tokens of a chunk, padding included; None without gradient caching
     version: int = 0  # refresh round whose hard negatives the batch uses; 0 for the initial table
     guide: Passes = ()  # the same texts as the guide reads them; empty without a guide
-    work: tuple[float, float] = (0.0, 0.0)  # tokens and FLOPs of this share
+    work: tuple[float, float] = (0.0, 0.0)  # tokens and FLOPs of this fraction
     copied: torch.cuda.Event | None = None  # CUDA event that marks the end of the copy to a GPU; None on a CPU
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
@@ -95,8 +95,8 @@ PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 
 @dataclass(frozen=True)
-class BatchSource:
-    """Source of the batches of a split; it makes the share of any worker."""
+class Batches:
+    """Source of the batches of a split; it makes the fraction of any worker."""
 
     tokens: Tokens  # tokens of queries and documents by position, made for the retriever that encodes them
     examples: Examples  # the training examples: queries with their positives and hard negatives
@@ -108,24 +108,24 @@ class BatchSource:
     labels: TeacherTable | None = None  # graded relevance of the pairs of a group, 0 to 1; None for binary relevance
     guide: GuideTexts | None = None  # texts as the false-negative guide reads them; None without a guide
 
-    def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
-        """Return the source with other hard negatives. Order, queries, positives and random samples stay the same."""
+    def with_negatives(self, negatives: NegativesTable, version: int) -> Batches:
+        """Return the batches with other hard negatives. Order, queries, positives and random samples stay the same."""
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
     def batch(
         self, step: int, retriever: Retriever, workers: WorkerGroup, symmetric: bool = False, chunk: int | None = None
     ) -> Batch:
-        """Return this worker's share of the global batch of `step`, counted from 0.
+        """Return this worker's local batch of the global batch of `step`, counted from 0.
 
         Every worker computes the ids of the whole batch, so the relevance needs no communication."""
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
-        share = len(worker_slice(chosen, workers.rank, workers.size))
-        own = slice(workers.rank * share, (workers.rank + 1) * share)
+        local = len(worker_slice(chosen, workers.rank, workers.size))
+        own = slice(workers.rank * local, (workers.rank + 1) * local)
         queries = self.examples.queries(chosen)
         positives, groups = self.examples.groups(chosen, epochs, self.positives_per_query, self.negatives_per_query)
         # Copies of a text have the same id in the loss, so a copy of a positive is not a negative.
         query_ids = self.examples.query_copies.first(queries)
-        positive_ids, group_ids = (self.examples.document_copies.first(each) for each in (positives, groups))
+        positive_ids, group_ids = (self.examples.document_copies.first(positions) for positions in (positives, groups))
         known_rows, known = self.examples.known(chosen)
         everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known, self.order.seed, step)
         queries, passages = queries[own], groups[own].reshape(-1)
@@ -147,27 +147,27 @@ class BatchSource:
         )
 
 
-class SourceVersions:
-    """Batch sources by the first step that uses them. The loader's thread reads them while the loop adds versions."""
+class BatchVersions:
+    """Batches by the first step that uses them. The loader's thread reads them while the loop adds versions."""
 
-    def __init__(self, source: BatchSource) -> None:
+    def __init__(self, batches: Batches) -> None:
         # Needs no lock: the tuple is replaced as a whole, so a reader sees the old versions or the new ones.
-        self._all: tuple[tuple[int, BatchSource], ...] = ((0, source),)
+        self._all: tuple[tuple[int, Batches], ...] = ((0, batches),)
 
     @property
-    def newest(self) -> BatchSource:
-        """The source of the last version."""
+    def newest(self) -> Batches:
+        """The batches of the last version."""
         return self._all[-1][1]
 
-    def at(self, step: int) -> BatchSource:
-        """Return the source of the batch of `step`, counted from 0."""
-        return next(source for first_step, source in reversed(self._all) if first_step <= step)
+    def at(self, step: int) -> Batches:
+        """Return the batches of `step`, counted from 0."""
+        return next(batches for first_step, batches in reversed(self._all) if first_step <= step)
 
-    def add(self, first_step: int, source: BatchSource) -> None:
+    def add(self, first_step: int, batches: Batches) -> None:
         """Add a version that is used from `first_step` on."""
         if first_step < (last := self._all[-1][0]):
             raise ValueError(f"a version from step {first_step} cannot follow a version from step {last}")
-        self._all = (*(version for version in self._all if version[0] < first_step), (first_step, source))
+        self._all = (*(version for version in self._all if version[0] < first_step), (first_step, batches))
 
     def forget_before(self, step: int) -> None:
         """Remove the versions that only steps before `step` use."""

@@ -39,11 +39,11 @@ from raytriever.training.parallel.model_state import SAME_RUN
 from raytriever.training.parallel.strategies import Strategy
 from raytriever.training.training_settings import DEV_LOSS, MAY_CHANGE, TrainingConfig
 
-MOMENTS = "optimizer"
+OPTIMIZER = "optimizer"
 
 
 @dataclass(frozen=True)
-class Progression:
+class TrainerState:
     """Progress of a run: the step, and the state of early stopping."""
 
     step: int = 0  # number of optimizer steps done
@@ -53,12 +53,12 @@ class Progression:
     validations_without: int = 0  # number of validations since the best one
     stopped: bool = False  # True if early stopping has ended the run
 
-    def after_validation(self, step: int, value: float, patience: int) -> Progression:
-        """Return the progression after the validation at `step`. NaN is never better than another value."""
+    def after_validation(self, step: int, value: float, patience: int) -> TrainerState:
+        """Return the trainer state after the validation at `step`. NaN is never better than another value."""
         if value > self.best_value:
-            return Progression(step, step, value)
+            return TrainerState(step, step, value)
         without = self.validations_without + 1
-        return Progression(step, self.best_step, self.best_value, without, without >= patience)
+        return TrainerState(step, self.best_step, self.best_value, without, without >= patience)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class State:
     """Content of `state.json`. The values of `origin`, such as the digest of the data, must be equal when the run
     resumes. The `metric` decides which checkpoint is best."""
 
-    progression: Progression
+    trainer_state: TrainerState
     origin: Mapping[str, Any]
     metric: str = DEV_LOSS
 
@@ -81,15 +81,17 @@ def write_slices(slices: Iterable[Slice], folder: Path, rank: int, size: int) ->
 
     A slice that is a whole tensor keeps its shape. Any other slice is stored flat; the metadata of the file then have
     the start of the slice and the shape of the tensor."""
-    kinds: dict[str, list[Slice]] = {WEIGHTS: [], MOMENTS: []}
-    for one in slices:
-        kinds[MOMENTS if ":" in one.name else WEIGHTS].append(one)
-    for kind, own in kinds.items():
-        if not own:
+    kinds: dict[str, list[Slice]] = {WEIGHTS: [], OPTIMIZER: []}
+    for piece in slices:
+        kinds[OPTIMIZER if ":" in piece.name else WEIGHTS].append(piece)
+    for kind, pieces in kinds.items():
+        if not pieces:
             continue  # safetensors cannot read back a file that it wrote without tensors
-        whole = {one.name for one in own if one.values.numel() == prod(one.shape)}
-        tensors = {one.name: one.values.view(one.shape) if one.name in whole else one.values for one in own}
-        metadata = {one.name: json.dumps([one.start, one.shape]) for one in own if one.name not in whole}
+        whole = {piece.name for piece in pieces if piece.values.numel() == prod(piece.shape)}
+        tensors = {
+            piece.name: piece.values.view(piece.shape) if piece.name in whole else piece.values for piece in pieces
+        }
+        metadata = {piece.name: json.dumps([piece.start, piece.shape]) for piece in pieces if piece.name not in whole}
         save_file(tensors, folder / f"{kind}-{rank}-of-{size}.safetensors", metadata)
 
 
@@ -127,14 +129,15 @@ def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
     read_manifest(path, verify=not is_checked or address_of(path) is not None)
 
 
-def prune(folder: Path, progression: Progression, keep: int, retained: Collection[int] = ()) -> None:
+def prune(folder: Path, trainer_state: TrainerState, keep: int, retained: Collection[int] = ()) -> None:
     """Remove all checkpoints except the best, those of the `retained` steps, and the `keep` newest of the others.
 
     Checkpoints of later steps are removed too. They are damaged; otherwise the run would have resumed from them."""
     others = sorted(
-        (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step), reverse=True
+        (step for step, _ in _steps(folder) if step <= trainer_state.step and step != trainer_state.best_step),
+        reverse=True,
     )
-    kept_steps = {progression.best_step, *others[:keep], *retained}
+    kept_steps = {trainer_state.best_step, *others[:keep], *retained}
     for step, path in _steps(folder):
         if step not in kept_steps:
             remove(path)
@@ -168,13 +171,13 @@ def resume(
     device: torch.device,
     origin: Mapping[str, Any],
     log: Callable[[str], None],
-) -> Progression:
+) -> TrainerState:
     """Load the newest complete checkpoint, if there is one, and remove unfinished checkpoints of killed writers.
 
     The first worker chooses for all, because workers may see different states of a folder.
 
     Returns:
-        The progression of the checkpoint, or a new one if there is no checkpoint.
+        The trainer state of the checkpoint, or a new one if there is no checkpoint.
 
     Raises:
         StorageError: the checkpoint belongs to another model, other settings or other data.
@@ -182,12 +185,12 @@ def resume(
     choice = _choose(folder, log) if workers.rank == 0 else (0, 0)
     step, best_is_whole = workers.all_reduce(torch.tensor(choice, device=device)).tolist()
     if step < 0:
-        return Progression()
+        return TrainerState()
     path = checkpoint_path(folder, step)
     check_checkpoint(path, is_checked=workers.rank == 0)
     state = read_state(path)
     try:
-        strategy.load_state(read_slices(path, WEIGHTS, MOMENTS))
+        strategy.load_state(read_slices(path, WEIGHTS, OPTIMIZER))
     except StorageError as error:
         if error.where != CHECKPOINT:
             raise
@@ -198,18 +201,18 @@ def resume(
     if workers.rank == 0:
         log(f"Resumed from checkpoint step-{step}.")
     if best_is_whole:
-        return state.progression
-    return replace(state.progression, best_step=0, best_value=float("-inf"), validations_without=0)
+        return state.trainer_state
+    return replace(state.trainer_state, best_step=0, best_value=float("-inf"), validations_without=0)
 
 
 def load_best(
-    folder: Path, objective: nn.Module, progression: Progression, workers: WorkerGroup, device: torch.device
+    folder: Path, objective: nn.Module, trainer_state: TrainerState, workers: WorkerGroup, device: torch.device
 ) -> None:
     """Load the best weights into the module, which is unsharded on every worker and has the last weights.
 
     Raises `StorageError` if the best checkpoint is damaged. When the run is started again, it chooses another one."""
-    step = progression.best_step or progression.step
-    if step in (0, progression.step):
+    step = trainer_state.best_step or trainer_state.step
+    if step in (0, trainer_state.step):
         return
     path = checkpoint_path(folder, step)
     check_checkpoint(path, is_checked=workers.rank > 0)
@@ -229,12 +232,12 @@ def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:
     if newest is None:
         return -1, 0
     state = read_state(newest)
-    progression = state.progression
-    if progression.best_step in (0, progression.step) or state.metric != DEV_LOSS:
-        return progression.step, 1  # `ValidationJob` checks its best checkpoint itself
+    trainer_state = state.trainer_state
+    if trainer_state.best_step in (0, trainer_state.step) or state.metric != DEV_LOSS:
+        return trainer_state.step, 1  # `ValidationJob` checks its best checkpoint itself
     try:
-        read_manifest(checkpoint_path(folder, progression.best_step))
+        read_manifest(checkpoint_path(folder, trainer_state.best_step))
     except StorageError as error:
         log(f"{error}. The best checkpoint will be chosen from later ones.")
-        return progression.step, 0
-    return progression.step, 1
+        return trainer_state.step, 0
+    return trainer_state.step, 1

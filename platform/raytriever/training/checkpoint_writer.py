@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from raytriever.core.errors import StorageError, disk_errors
-from raytriever.core.store.commit import FileEntry, committed_directory, push_part, take_part
+from raytriever.core.store.commit import FileEntry, committed_directory, push_piece, take_piece
 from raytriever.core.store.object_stores import address_of
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.checkpoint_model import Slice
 from raytriever.training.background_jobs import all_rows, all_texts
-from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
+from raytriever.training.checkpoint import State, TrainerState, checkpoint_path, prune, write_slices, write_state
 
 T = TypeVar("T")
 POLL_SECONDS = 0.02
@@ -115,16 +115,16 @@ class CheckpointWriter:
         if self._workers.rank in (0, *self._writers):
             self._start(lambda: self._write(copied, state))
 
-    def prune(self, progression: Progression) -> None:
+    def prune(self, trainer_state: TrainerState) -> None:
         """On the first worker, remove checkpoints that need not be kept. Call it only while none is being written."""
         if self._workers.rank == 0:
-            prune(self._folder, progression, self._keep, self._retained_steps())
+            prune(self._folder, trainer_state, self._keep, self._retained_steps())
 
     def allocate_buffers(self, slices: Iterable[Slice]) -> None:
         """Allocate the CPU memory for copies of the state in advance, because touching new pages is slower than a copy.
 
         Buffers for GPU tensors are pinned before this method returns; others are allocated in the thread."""
-        values_by_name = {one.name: one.values for one in slices}
+        values_by_name = {piece.name: piece.values for piece in slices}
         # The CUDA driver holds locks while any thread pins memory. A step that is launched meanwhile would wait until
         # gigabytes are pinned. So the loop calls this between two steps, while the GPU still computes the first one.
         pinned = {name: values for name, values in values_by_name.items() if values.is_cuda}
@@ -135,12 +135,12 @@ class CheckpointWriter:
 
     def _copy(self, slices: Iterable[Slice]) -> list[Slice]:
         copied = []
-        for one in slices:
-            buffer = self._buffers.get(one.name)
-            if buffer is None or buffer.numel() != one.values.numel():
-                buffer = self._buffers[one.name] = _buffer_for(one.values)
-            buffer.copy_(one.values, non_blocking=True)
-            copied.append(replace(one, values=buffer))
+        for piece in slices:
+            buffer = self._buffers.get(piece.name)
+            if buffer is None or buffer.numel() != piece.values.numel():
+                buffer = self._buffers[piece.name] = _buffer_for(piece.values)
+            buffer.copy_(piece.values, non_blocking=True)
+            copied.append(replace(piece, values=buffer))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return copied
@@ -159,7 +159,7 @@ class CheckpointWriter:
 
     def _write(self, slices: list[Slice], state: State) -> None:
         """Write this worker's shard; the first worker also collects the shards and commits the checkpoint."""
-        path = checkpoint_path(self._folder, state.progression.step)
+        path = checkpoint_path(self._folder, state.trainer_state.step)
         shard = self._shard(path, self._workers.rank)
         try:
             with disk_errors(path):
@@ -169,7 +169,7 @@ class CheckpointWriter:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     with TemporaryDirectory(dir=self._folder, prefix=".shard-") as folder:
                         write_slices(slices, Path(folder), self._workers.rank, self._workers.size)
-                        push_part(Path(folder), path, shard.name)
+                        push_piece(Path(folder), path, shard.name)
                 else:
                     with committed_directory(shard) as hidden:
                         write_slices(slices, hidden, self._workers.rank, self._workers.size)
@@ -186,11 +186,11 @@ class CheckpointWriter:
             write_state(state, hidden)
             for rank in self._writers:
                 if rank and address_of(path) is not None:
-                    uploaded.update(self._wait_for(partial(take_part, path, self._shard(path, rank).name)))
+                    uploaded.update(self._wait_for(partial(take_piece, path, self._shard(path, rank).name)))
                 elif rank:
                     self._move_shard(self._shard(path, rank), hidden)
-            self._before_commit(state.progression.step)
-        self.prune(state.progression)
+            self._before_commit(state.trainer_state.step)
+        self.prune(state.trainer_state)
 
     def _move_shard(self, shard: Path, folder: Path) -> None:
         self._wait_for(lambda: shard.is_dir() or None)

@@ -22,7 +22,7 @@ from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store.commit import read_manifest, remove, write_atomically
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.background_jobs import BackgroundJob, JobClient, broadcast_json
-from raytriever.training.checkpoint import Progression, checkpoint_path
+from raytriever.training.checkpoint import TrainerState, checkpoint_path
 from raytriever.training.training_settings import DEV_LOSS, TrainingConfig
 
 FOLDER = "evaluations"
@@ -34,18 +34,18 @@ class Record:
 
     step: int  # step of the checkpoint
     value: float  # value of the deciding metric, higher is better; NaN if no metric of the validations decides
-    measured: Mapping[str, float]  # all metrics, by name
+    metrics: Mapping[str, float]  # all metrics, by name
 
 
-def summarize(values: Mapping[int, float], patience: int) -> Progression:
-    """Return the progression after the validations of these steps, in ascending order until patience is exhausted. A
+def summarize(values: Mapping[int, float], patience: int) -> TrainerState:
+    """Return the trainer state after the validations of these steps, in ascending order until patience is exhausted. A
     higher value is better."""
-    progression = Progression()
+    trainer_state = TrainerState()
     for step, value in sorted(values.items()):
-        progression = progression.after_validation(step, value, patience)
-        if progression.stopped:
+        trainer_state = trainer_state.after_validation(step, value, patience)
+        if trainer_state.stopped:
             break
-    return progression
+    return trainer_state
 
 
 def record_path(folder: Path, step: int) -> Path:
@@ -102,36 +102,36 @@ class ValidationJob(BackgroundJob):
         checkpoints: Path,
         workers: WorkerGroup,
         log: Callable[[str], None],
-        report_status: Callable[[str], None] = lambda text: None,
+        log_status: Callable[[str], None] = lambda text: None,
     ) -> None:
-        super().__init__(plan.evaluator, checkpoints, workers, log, report_status)
+        super().__init__(plan.evaluator, checkpoints, workers, log, log_status)
         self._plan, self._settings, self._total_steps = plan, settings, total_steps
         self._values: dict[int, float] = {}
         self._pending: list[int] = []  # steps; the running job validates the first of them
         self._stops_at: int | None = None  # the step at which training stops early
         self._retained_steps: frozenset[int] = frozenset()  # replaced as a whole: another thread reads it
 
-    def start(self, progression: Progression) -> Progression:
+    def start(self, trainer_state: TrainerState) -> TrainerState:
         """Continue from the stored records. Raises `StorageError` if one is damaged."""
-        return self._judge(super().start(progression))
+        return self._judge(super().start(trainer_state))
 
-    def after_step(self, progression: Progression) -> Progression:
+    def after_step(self, trainer_state: TrainerState) -> TrainerState:
         """Queue a validation that is due, poll the running one, and wait if too many are pending."""
-        step = progression.step
+        step = trainer_state.step
         with self.count_wait():
             if self.needs_checkpoint(step) and step not in self._pending:
                 self._pending.append(step)
                 self._submit_next()
             self.poll(step)
             self.wait_while(lambda: len(self._pending) > self._plan.behind, step)
-        return self._judge(progression)
+        return self._judge(trainer_state)
 
-    def finish(self, progression: Progression) -> Progression:
+    def finish(self, trainer_state: TrainerState) -> TrainerState:
         """Wait for all pending validations."""
         if self._pending:
             self.log(f"Training is done. Waiting for the validation of steps {', '.join(map(str, self._pending))}.")
-        self.wait_while(lambda: bool(self._pending), progression.step)
-        return self._judge(progression)
+        self.wait_while(lambda: bool(self._pending), trainer_state.step)
+        return self._judge(trainer_state)
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the seconds that steps have waited for validations since the last call."""
@@ -157,7 +157,7 @@ class ValidationJob(BackgroundJob):
 
     def receive(self, result: Record, step: int) -> float:
         """Report the metrics of a validation, and return the value of the deciding metric."""
-        self._plan.on_metrics(result.step, result.measured)
+        self._plan.on_metrics(result.step, result.metrics)
         return result.value
 
     def adopt(self, step: int, result: float) -> None:
@@ -181,7 +181,7 @@ class ValidationJob(BackgroundJob):
         return f"the validation of step {self._pending[0]}"
 
     @property
-    def _summary(self) -> Progression:
+    def _summary(self) -> TrainerState:
         return summarize(self._values, self._settings.patience)
 
     @property
@@ -189,12 +189,12 @@ class ValidationJob(BackgroundJob):
         """True if validations, not the dev loss, decide which checkpoint is best and when training stops."""
         return self._settings.best_metric != DEV_LOSS
 
-    def _judge(self, progression: Progression) -> Progression:
-        """Return the progression with the best checkpoint and the early stop that the validations imply."""
+    def _judge(self, trainer_state: TrainerState) -> TrainerState:
+        """Return the trainer state with the best checkpoint and the early stop that the validations imply."""
         if not self._is_deciding:
-            return progression
-        summary, step = self._summary, progression.step
-        has_stopped = progression.stopped or (self._stops_at is not None and step >= self._stops_at)
+            return trainer_state
+        summary, step = self._summary, trainer_state.step
+        has_stopped = trainer_state.stopped or (self._stops_at is not None and step >= self._stops_at)
         return replace(summary, step=step, stopped=has_stopped)
 
     def _submit_next(self) -> None:
@@ -212,7 +212,7 @@ class ValidationJob(BackgroundJob):
                 remove(record_path(folder, record.step))  # the resumed run writes it again
                 continue
             records.append(record)
-            self._plan.on_metrics(record.step, record.measured)
+            self._plan.on_metrics(record.step, record.metrics)
         values = {record.step: record.value for record in records}
         if self._is_deciding:
             self._remove_damaged(values)
@@ -225,7 +225,7 @@ class ValidationJob(BackgroundJob):
             "values": list(values.items()),
             "stops_at": stops_at,
             "pending": [
-                one for one in sorted(due) if stops_at is None and checkpoint_path(self._checkpoints, one).is_dir()
+                step for step in sorted(due) if stops_at is None and checkpoint_path(self._checkpoints, step).is_dir()
             ],
         }
 

@@ -114,7 +114,9 @@ class GuideTexts:
         query_starts, document_starts = starts_of(dataset)
         parts = getattr(dataset, "parts", ()) or (dataset,)
         self._starts: dict[Side, ndarray] = {"query": query_starts, "passage": document_starts}
-        self._sides: dict[Side, list[SideTexts]] = {side: [SideTexts(part, side) for part in parts] for side in SIDES}
+        self._sides: dict[Side, list[SideTexts]] = {
+            side: [SideTexts(dataset, side) for dataset in parts] for side in SIDES
+        }
 
     def passes(self, queries: ndarray, passages: ndarray, chunk: int | None = None) -> list[tuple[Buckets, Side]]:
         """Return the queries and documents at these positions as inputs of the guide, in chunks.
@@ -125,12 +127,12 @@ class GuideTexts:
         return [(self._buckets(queries, "query", most), "query"), (self._buckets(passages, "passage", most), "passage")]
 
     def _buckets(self, rows: ndarray, side: Side, most: int) -> Buckets:
-        part_of = np.searchsorted(self._starts[side], rows, side="right") - 1
+        dataset_of = np.searchsorted(self._starts[side], rows, side="right") - 1
         contents, prompts = [rows] * len(rows), [""] * len(rows)
-        for part in np.unique(part_of).tolist():
-            slots = np.flatnonzero(part_of == part).tolist()
-            own = (rows[slots] - self._starts[side][part]).tolist()
-            tokens, prompt = self._sides[side][part].read(self._guide, own)
+        for dataset in np.unique(dataset_of).tolist():
+            slots = np.flatnonzero(dataset_of == dataset).tolist()
+            own = (rows[slots] - self._starts[side][dataset]).tolist()
+            tokens, prompt = self._sides[side][dataset].read(self._guide, own)
             by_text = [prompt] * len(slots) if isinstance(prompt, str) else prompt
             for slot, content, text_prompt in zip(slots, tokens, by_text, strict=True):
                 contents[slot], prompts[slot] = content, text_prompt

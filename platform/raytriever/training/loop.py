@@ -29,8 +29,8 @@ from raytriever.models.directory.model_files import first_line
 from raytriever.models.encoder import check_precision, set_dropout
 from raytriever.models.retriever import Retriever
 from raytriever.training.background_jobs import BackgroundJob, all_texts
-from raytriever.training.batch_loader import Batch, BatchSource, Prefetcher, SourceVersions, copy_to, wait_for_copy
-from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
+from raytriever.training.batch_loader import Batch, Batches, BatchVersions, Prefetcher, copy_to, wait_for_copy
+from raytriever.training.checkpoint import State, TrainerState, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.dev_validation import ValidationJob, ValidationPlan
 from raytriever.training.guide_encoder import Guide, MaskingWatch
@@ -43,7 +43,7 @@ from raytriever.training.parallel.gradient_caching import OutOfMemory, Vote
 from raytriever.training.parallel.model_state import frozen_digest
 from raytriever.training.parallel.objective import Objective, with_default_operands
 from raytriever.training.parallel.strategies import HostValues, Replicas, Strategy
-from raytriever.training.step_metrics import StepReports, Stopwatch, StragglerWatch, Throughput
+from raytriever.training.step_metrics import StepLines, Stopwatch, StragglerWatch, Throughput
 from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
 
 
@@ -52,8 +52,8 @@ class TrainingSetup:
     """Everything that one worker needs to train."""
 
     retriever: Retriever  # the encoder, on `device`, the same on every worker
-    train: BatchSource
-    dev: BatchSource
+    train: Batches
+    dev: Batches
     loss: LossConfig
     training: TrainingConfig
     total_steps: int
@@ -65,7 +65,7 @@ class TrainingSetup:
     on_metrics: Callable[[int, Mapping[str, float]], None]
     log: Callable[[str], None]
     # Called on every worker with a description of what training does between two steps.
-    report_status: Callable[[str], None] = lambda text: None
+    log_status: Callable[[str], None] = lambda text: None
     # Called with a step before its checkpoint is committed; returns when all its metrics are stored.
     before_commit: Callable[[int], None] = lambda step: None
     # Digest of everything that batches are made of. A run resumes only with the same digest. Empty if it is not known.
@@ -75,11 +75,11 @@ class TrainingSetup:
     guide: Guide | None = None  # encoder that masks false negatives; None if the settings of the loss name none
 
 
-def train(setup: TrainingSetup) -> Progression:
+def train(setup: TrainingSetup) -> TrainerState:
     """Train until the last step or until early stopping, and load the best weights into the retriever.
 
     Raises:
-        ConfigError: the chunk is larger than a worker's share of the batch, or the strategy's package is missing.
+        ConfigError: the chunk is larger than a worker's local batch of the batch, or the strategy's package is missing.
         StorageError: a checkpoint cannot be written, or belongs to another model, other settings or other data.
         TrainingError: the loss or the gradient is not finite.
     """
@@ -115,7 +115,7 @@ class Trainer:
 
         # Metrics; FLOPs are counted before parameters are sharded
         self.throughput = Throughput(*towers, setup.precision, device, self.workers)
-        self.reports = StepReports(self.throughput, settings.batch_size, self._report, device.type == "cuda")
+        self.reports = StepLines(self.throughput, settings.batch_size, self._log_metrics, device.type == "cuda")
         self.stopwatch = Stopwatch(loss, device)
         self.straggler_watch = StragglerWatch(all_texts(socket.gethostname(), self.messages), self._log)
         self.straggler_metrics = dict[str, float]()
@@ -133,11 +133,11 @@ class Trainer:
         self.strategy = build_strategy(settings, self.objective, self.optimizer, self.workers, device)
 
         # Data, background jobs, and the newest checkpoint
-        self.sources = SourceVersions(setup.train)
+        self.versions = BatchVersions(setup.train)
         self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.callbacks = self._build_callbacks()
         self.is_dev_loss_deciding = settings.best_metric == DEV_LOSS or setup.validation is None
-        self.progression = resume(setup.folder, self.strategy, self.workers, device, self.origin, setup.log)
+        self.trainer_state = resume(setup.folder, self.strategy, self.workers, device, self.origin, setup.log)
         self.checkpointer = CheckpointWriter(
             setup.folder,
             self.messages,
@@ -147,10 +147,10 @@ class Trainer:
             before_commit=setup.before_commit,
             retained_steps=self._retained_steps,
         )
-        self.saved_step, self.saved_at = self.progression.step, time.monotonic()
+        self.saved_step, self.saved_at = self.trainer_state.step, time.monotonic()
         self.must_save, self.save_seconds = False, 0.0
 
-    def run(self) -> Progression:
+    def run(self) -> TrainerState:
         """Train until the last step or until early stopping, and load the best weights; see `train`."""
         setup, checkpointer = self.setup, self.checkpointer
         with checkpointer, ExitStack() as closing:
@@ -158,33 +158,33 @@ class Trainer:
                 callback.wait_for_checkpoint = checkpointer.wait
                 closing.callback(callback.close)
             for callback in self.callbacks:
-                self.progression = callback.start(self.progression)
+                self.trainer_state = callback.start(self.trainer_state)
             if self.callbacks:
-                checkpointer.prune(self.progression)  # otherwise a job could use a later, damaged checkpoint
-            first_step = self.progression.step
+                checkpointer.prune(self.trainer_state)  # otherwise a job could use a later, damaged checkpoint
+            first_step = self.trainer_state.step
             while steps := self._next_steps():
                 with Prefetcher(self._load_batch, steps) as loader:
                     for batch in loader:
                         self.step(batch, loader.waited)
-                        if self.progression.step == first_step + 1:
+                        if self.trainer_state.step == first_step + 1:
                             # The optimizer has moments after its first step. At this point no step is being timed.
                             checkpointer.allocate_buffers(self.strategy.state())
                         self._finish_step()
-                        if self.progression.stopped:
+                        if self.trainer_state.stopped:
                             break
             self.reports.finish()
             checkpointer.wait()
             for callback in self.callbacks:
-                self.progression = callback.finish(self.progression)
+                self.trainer_state = callback.finish(self.trainer_state)
             if self.callbacks:
-                checkpointer.prune(self.progression)
+                checkpointer.prune(self.trainer_state)
         self.strategy.release()
-        load_best(setup.folder, self.objective, self.progression, self.workers, self.device)
-        return self.progression
+        load_best(setup.folder, self.objective, self.trainer_state, self.workers, self.device)
+        return self.trainer_state
 
     def step(self, batch: Batch, wait_seconds: float) -> None:
         """Run one step: forward, backward, clip, update. If a worker runs out of memory, repeat with smaller chunks."""
-        setup, settings, step = self.setup, self.settings, self.progression.step
+        setup, settings, step = self.setup, self.settings, self.trainer_state.step
         began = time.perf_counter()
         for callback in self.callbacks:
             callback.before_batch(step, batch)
@@ -221,7 +221,7 @@ class Trainer:
             others |= callback.metrics(step)
         self.reports.add(step, output, norm, batch.work, phases, began - wait_seconds, others)
         self.save_seconds = 0.0
-        self.progression = replace(self.progression, step=step + 1)
+        self.trainer_state = replace(self.trainer_state, step=step + 1)
 
     def _build_callbacks(self) -> list[BackgroundJob]:
         setup, callbacks = self.setup, list[BackgroundJob]()
@@ -230,12 +230,12 @@ class Trainer:
             "checkpoints": setup.folder,
             "workers": self.messages,
             "log": setup.log,
-            "report_status": setup.report_status,
+            "log_status": setup.log_status,
         }
         if setup.validation:
             callbacks.append(ValidationJob(setup.validation, self.settings, **common))
         if setup.refresh:
-            callbacks.append(RefreshJob(setup.refresh, self.sources, **common))
+            callbacks.append(RefreshJob(setup.refresh, self.versions, **common))
         return callbacks
 
     def _retained_steps(self) -> frozenset[int]:
@@ -243,17 +243,17 @@ class Trainer:
 
     def _next_steps(self) -> range:
         """Return the steps whose batches may be prepared now; empty when training is over."""
-        step, end = self.progression.step, self.setup.total_steps
-        if self.progression.stopped:
+        step, end = self.trainer_state.step, self.setup.total_steps
+        if self.trainer_state.stopped:
             return range(0)
         return range(step, min([end, *(callback.prefetch_limit(step, end) for callback in self.callbacks)]))
 
     def _load_batch(self, step: int) -> Batch:
         """Return the batch of a step, and start its copy to the device; called in the loader's thread."""
-        return self._copy(self.sources.at(step), step)
+        return self._copy(self.versions.at(step), step)
 
-    def _copy(self, source: BatchSource, step: int) -> Batch:
-        batch = source.batch(step, self.setup.retriever, self.workers, self.setup.loss.symmetric, self.chunk)
+    def _copy(self, batches: Batches, step: int) -> Batch:
+        batch = batches.batch(step, self.setup.retriever, self.workers, self.setup.loss.symmetric, self.chunk)
         return copy_to(replace(batch, work=self.throughput.count(batch)), self.device, self.copies)
 
     def _shrink_chunk(self, batch: Batch, reason: str, is_agreed: bool) -> None:
@@ -263,7 +263,7 @@ class Trainer:
             OutOfMemory: the step cannot be repeated, because other workers wait in a collective or the strategy cannot
                 discard it. Ray Train then restarts all workers.
         """
-        step = self.progression.step
+        step = self.trainer_state.step
         is_agreed &= self.strategy.abandon()
         chunks = [*batch.queries.buckets, *batch.passages.buckets]
         chunk = self.chunk_choice.smaller(self.chunk, chunks, is_agreed)
@@ -279,32 +279,32 @@ class Trainer:
         dev_metrics = self._validate_if_due()
         if dev_metrics is not None:
             # Report before saving: after a crash, a metric may be reported twice, but none may be missing.
-            self._report(self.progression.step, dev_metrics)
+            self._log_metrics(self.trainer_state.step, dev_metrics)
         self._save_if_due(has_validated=dev_metrics is not None)
         for callback in self.callbacks:
-            if self.progression.stopped:
+            if self.trainer_state.stopped:
                 return
-            self.progression = callback.after_step(self.progression)
-            if self.progression.stopped:
+            self.trainer_state = callback.after_step(self.trainer_state)
+            if self.trainer_state.stopped:
                 self._save_if_due(has_validated=False)
 
     def _validate_if_due(self) -> dict[str, float] | None:
         """Return the dev loss, and the dev AUC (comparable between losses), at a validation step; else None."""
-        step = self.progression.step
+        step = self.trainer_state.step
         if step % self.settings.eval_steps and step != self.setup.total_steps:
             return None
         self.reports.finish()
-        self.setup.report_status(f"computing the dev loss of step {step}")
+        self.setup.log_status(f"computing the dev loss of step {step}")
         self.setup.retriever.eval()
         losses, areas = [], []
         for number in range(self.settings.dev_batches):
-            output = self.strategy.measure(wait_for_copy(self._copy(self.setup.dev, number)))
+            output = self.strategy.evaluate(wait_for_copy(self._copy(self.setup.dev, number)))
             numbers = HostValues({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
             losses.append(numbers["loss"])
             areas.append(numbers["auc"])
         dev_loss = sum(losses) / len(losses)
         if self.is_dev_loss_deciding:
-            self.progression = self.progression.after_validation(step, -dev_loss, self.settings.patience)
+            self.trainer_state = self.trainer_state.after_validation(step, -dev_loss, self.settings.patience)
         return {"dev_loss": dev_loss, "dev_batch_auc": sum(areas) / len(areas)}
 
     def _save_if_due(self, has_validated: bool) -> None:
@@ -313,31 +313,31 @@ class Trainer:
         The best state, the last one, and those that a callback needs are saved at once: training waits until the
         previous checkpoint is written. Any other state is saved at the first step at which no checkpoint is being
         written. The seconds of saving are reported with the next step."""
-        began, settings, progression = time.monotonic(), self.settings, self.progression
+        began, settings, trainer_state = time.monotonic(), self.settings, self.trainer_state
         status = self.checkpointer.status(began - self.saved_at > 60 * CHECKPOINT_MINUTES, self.reports.own_seconds)
         self.straggler_metrics = self.straggler_watch.update(status.seconds)
         if settings.checkpoint_steps is None:
             self.must_save |= has_validated
         else:
-            self.must_save |= progression.step - self.saved_step >= settings.checkpoint_steps
+            self.must_save |= trainer_state.step - self.saved_step >= settings.checkpoint_steps
         self.must_save |= status.is_due
         must_save_now = (
-            progression.best_step == progression.step
-            or progression.stopped
-            or progression.step == self.setup.total_steps
-            or any(callback.needs_checkpoint(progression.step) for callback in self.callbacks)
+            trainer_state.best_step == trainer_state.step
+            or trainer_state.stopped
+            or trainer_state.step == self.setup.total_steps
+            or any(callback.needs_checkpoint(trainer_state.step) for callback in self.callbacks)
         )
         if must_save_now or (self.must_save and not status.is_writing):
             self.reports.finish()
-            self.checkpointer.save(self.strategy.state(), State(progression, self.origin, settings.best_metric))
-            self.saved_step, self.saved_at, self.must_save = progression.step, time.monotonic(), False
+            self.checkpointer.save(self.strategy.state(), State(trainer_state, self.origin, settings.best_metric))
+            self.saved_step, self.saved_at, self.must_save = trainer_state.step, time.monotonic(), False
             self.save_seconds = self.saved_at - began
 
     def _log(self, line: str) -> None:
         if self.workers.rank == 0:
             self.setup.log(line)
 
-    def _report(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self.masking_watch.update(step, metrics)
         if self.workers.rank == 0:
             self.setup.on_metrics(step, metrics)

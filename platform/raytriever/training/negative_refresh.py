@@ -36,8 +36,8 @@ from raytriever.training.background_jobs import (
     JobStatus,
     broadcast_json,
 )
-from raytriever.training.batch_loader import PREFETCH_DEPTH, Batch, SourceVersions
-from raytriever.training.checkpoint import Progression, checkpoint_path
+from raytriever.training.batch_loader import PREFETCH_DEPTH, Batch, BatchVersions
+from raytriever.training.checkpoint import TrainerState, checkpoint_path
 
 ROUNDS = "rounds.json"
 _REMEDY = f"start a new run with another {setting('output')}"
@@ -54,7 +54,7 @@ class Round:
     used_from: int | None = None
     digest: str = ""  # digest of the table
     reason: str = ""  # reason for the failure of the round; empty otherwise
-    measured: Mapping[str, float] = field(default_factory=dict)  # metrics of the round, by name
+    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the round, by name
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,24 @@ class Ledger:
     @property
     def adopted_rounds(self) -> tuple[Round, ...]:
         """Rounds whose tables are used. Each table is used from a later step on than the table before it."""
-        return tuple(one for one in self.rounds if one.used_from is not None)
+        return tuple(round_ for round_ in self.rounds if round_.used_from is not None)
 
     def version(self, step: int) -> int:
         """Return the number of the round whose table the batch of `step` (from 0) uses; 0 for the initial table."""
         return max(
-            (one.number for one in self.adopted_rounds if one.used_from is not None and one.used_from <= step + 1),
+            (
+                round_.number
+                for round_ in self.adopted_rounds
+                if round_.used_from is not None and round_.used_from <= step + 1
+            ),
             default=0,
         )
 
     def age(self, step: int) -> int:
         """Return how many steps ago the negatives of `step` were mined; `step` for the initial table."""
-        return step - max((one.step for one in self.adopted_rounds if one.number <= self.version(step)), default=0)
+        return step - max(
+            (round_.step for round_ in self.adopted_rounds if round_.number <= self.version(step)), default=0
+        )
 
     @property
     def failures(self) -> int:
@@ -93,7 +99,7 @@ class Ledger:
 
         At most one round starts at a step, even if a resumed run repeats the step. No round starts at a step at which
         another round was running."""
-        return step > 0 and step % every == 0 and not any(one.step <= step <= one.ended for one in self.rounds)
+        return step > 0 and step % every == 0 and not any(round_.step <= step <= round_.ended for round_ in self.rounds)
 
     def with_round(self, step: int, ended: int, **fields: Any) -> Ledger:
         """Return the ledger with one more round; `fields` are further fields of `Round`."""
@@ -101,7 +107,7 @@ class Ledger:
 
     def write(self, folder: Path) -> None:
         """Replace the file; raises `StorageError` if it cannot be written."""
-        write_atomically(folder / ROUNDS, json.dumps([asdict(one) for one in self.rounds], indent=1) + "\n")
+        write_atomically(folder / ROUNDS, json.dumps([asdict(round_) for round_ in self.rounds], indent=1) + "\n")
 
 
 def read_ledger(folder: Path) -> Ledger:
@@ -114,8 +120,8 @@ def read_ledger(folder: Path) -> Ledger:
     if not file.is_file():
         return Ledger()
     rounds = read_json(file, list[Round], _REMEDY)
-    for number, one in enumerate(rounds, 1):
-        if one.number != number:
+    for number, round_ in enumerate(rounds, 1):
+        if round_.number != number:
             raise StorageError(f"is damaged or changed: round {number} is missing", str(file), _REMEDY)
     return Ledger(tuple(rounds))
 
@@ -160,19 +166,19 @@ class RefreshJob(BackgroundJob):
     def __init__(
         self,
         plan: RefreshPlan,
-        sources: SourceVersions,
+        versions: BatchVersions,
         total_steps: int,
         checkpoints: Path,
         workers: WorkerGroup,
         log: Callable[[str], None],
-        report_status: Callable[[str], None] = lambda text: None,
+        log_status: Callable[[str], None] = lambda text: None,
     ) -> None:
         phases = [
             JobPhase(self._check_reading, self._start_reading, needs_all=True),
             JobPhase(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
         ]
-        super().__init__(plan.miner, checkpoints, workers, log, report_status, phases)
-        self._plan, self._sources, self._total_steps = plan, sources, total_steps
+        super().__init__(plan.miner, checkpoints, workers, log, log_status, phases)
+        self._plan, self._versions, self._total_steps = plan, versions, total_steps
         self._step = 0  # step of the checkpoint that mines in the running round
         self._ledger = read_ledger(plan.folder)
         self._readers: list[ThreadPoolExecutor] = []  # one for each table; that of a failed round may still be reading
@@ -183,11 +189,11 @@ class RefreshJob(BackgroundJob):
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
-    def start(self, progression: Progression) -> Progression:
+    def start(self, trainer_state: TrainerState) -> TrainerState:
         """Recover the rounds of an interrupted run, unless training has ended."""
-        if progression.stopped or progression.step >= self._total_steps:
-            return progression
-        return self.after_step(super().start(progression))
+        if trainer_state.stopped or trainer_state.step >= self._total_steps:
+            return trainer_state
+        return self.after_step(super().start(trainer_state))
 
     def prefetch_limit(self, step: int, end: int) -> int:
         """Return the next step at which training waits for a round, at most `end`; see `BackgroundJob`."""
@@ -198,19 +204,19 @@ class RefreshJob(BackgroundJob):
         if batch.version != (recorded := self._ledger.version(step)):
             raise RuntimeError(f"the batch of step {step} has negatives of round {batch.version}, not {recorded}")
 
-    def after_step(self, progression: Progression) -> Progression:
+    def after_step(self, trainer_state: TrainerState) -> TrainerState:
         """Poll the running round, start one that is due, and wait for it if the settings say so."""
-        step = progression.step
-        if progression.stopped or step >= self._total_steps:
-            return progression
+        step = trainer_state.step
+        if trainer_state.stopped or step >= self._total_steps:
+            return trainer_state
         with self.count_wait():
-            self._sources.forget_before(step)
+            self._versions.forget_before(step)
             self.poll(step)
             if self.needs_checkpoint(step):
                 self._start_round(step)
             if self._plan.waits:
                 self.wait_while(lambda: self.is_running, step)
-        return progression
+        return trainer_state
 
     def close(self) -> None:
         """Wait for the threads that read tables.
@@ -224,7 +230,7 @@ class RefreshJob(BackgroundJob):
 
         They are the round and the age of the negatives, the number of failed rounds, and the seconds that training has
         waited since the last call. The first step that uses a table also has the metrics of that table's round."""
-        new = [one.measured for one in self._ledger.adopted_rounds if one.used_from == step + 1]
+        new = [round_.metrics for round_ in self._ledger.adopted_rounds if round_.used_from == step + 1]
         return {
             **{name: value for metrics in new for name, value in metrics.items()},
             "negatives_round": float(self._ledger.version(step)),
@@ -246,12 +252,12 @@ class RefreshJob(BackgroundJob):
 
     def recover(self, step: int) -> None:
         """Use the recorded tables, and restart an interrupted round from its checkpoint."""
-        for one in self._ledger.adopted_rounds:
-            if one.number >= self._ledger.version(step):
-                self._add_recorded(one)
+        for round_ in self._ledger.adopted_rounds:
+            if round_.number >= self._ledger.version(step):
+                self._add_recorded(round_)
         every = self._plan.every
-        due = [one for one in range(every, step + 1, every) if self._ledger.is_due(one, every)]
-        interrupted = next((one for one in due if checkpoint_path(self._checkpoints, one).is_dir()), 0)
+        due = [due_step for due_step in range(every, step + 1, every) if self._ledger.is_due(due_step, every)]
+        interrupted = next((due_step for due_step in due if checkpoint_path(self._checkpoints, due_step).is_dir()), 0)
         interrupted = broadcast_json(interrupted, self.workers)
         if interrupted:
             self._start_round(interrupted)
@@ -285,7 +291,7 @@ class RefreshJob(BackgroundJob):
 
     def _start_reading(self, step: int) -> None:
         path = round_path(self._plan.folder, self._number)
-        current = self._sources.newest.examples.negatives
+        current = self._versions.newest.examples.negatives
         reader = ThreadPoolExecutor(1, "refresh")
         self._reading = reader.submit(read_table, self._plan.read, path, current)
         reader.shutdown(wait=False)  # its thread ends when the table is read
@@ -305,30 +311,32 @@ class RefreshJob(BackgroundJob):
             # After the next step, all workers know that the table is recorded. By then their loaders may be
             # `PREFETCH_DEPTH` batches ahead.
             ended = step + 1
-            after = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=1)
+            after = max(
+                (round_.used_from for round_ in self._ledger.adopted_rounds if round_.used_from is not None), default=1
+            )
             first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, after)
-        measured = self._metrics | {
+        metrics = self._metrics | {
             "refresh_overlap": common,
             "refresh_rows": float(len(table)),
             "refresh_staleness_steps": float(first - self._step),
             "refresh_seconds": time.monotonic() - self._began,
         }
         self._ended = self._ledger.with_round(
-            self._step, ended, used_from=first + 1, digest=table.digest, measured=measured
+            self._step, ended, used_from=first + 1, digest=table.digest, metrics=metrics
         )
         if self.is_first:
             self._ended.write(plan.folder)
 
-    def _add_recorded(self, one: Round) -> None:
-        path = round_path(self._plan.folder, one.number)
+    def _add_recorded(self, round_: Round) -> None:
+        path = round_path(self._plan.folder, round_.number)
         table = self._plan.read(path)
-        if table.digest != one.digest:
+        if table.digest != round_.digest:
             raise StorageError("is not the table that the run used", str(path), f"restore it, or {_REMEDY}")
-        self._add_version(table, one)
+        self._add_version(table, round_)
 
-    def _add_version(self, table: NegativesTable, one: Round) -> None:
-        assert one.used_from is not None
-        self._sources.add(one.used_from - 1, self._sources.newest.with_negatives(table, one.number))
+    def _add_version(self, table: NegativesTable, round_: Round) -> None:
+        assert round_.used_from is not None
+        self._versions.add(round_.used_from - 1, self._versions.newest.with_negatives(table, round_.number))
 
 
 def read_table(
@@ -344,5 +352,5 @@ def overlap(table: NegativesTable, before: NegativesTable | None) -> float:
     if before is None or not len(table) or not len(before):
         return 0.0
     size = 1 + max(int(table.documents.max()), int(before.documents.max()))
-    own, others = (each.queries * size + each.documents for each in (table, before))
+    own, others = (negatives.queries * size + negatives.documents for negatives in (table, before))
     return float(np.isin(own, others, assume_unique=True).mean())

@@ -285,7 +285,7 @@ def _read_stages(content: Any, where: str, base: Config) -> tuple[Config, ...]:
             raise ConfigError(f"two stages have the name {name!r}", where, "give each stage a different name")
         layer = _layer({key: value for key, value in settings.items() if key != "name"}, f"{where}: stage {name!r}")
         for section, shared in _SHARED.items():
-            for fixed in (each for each in layer.get(section, ()) if each in shared):
+            for fixed in (name for name in layer.get(section, ()) if name in shared):
                 problem = f"{section}.{fixed} must be the same in all stages"
                 raise ConfigError(problem, f"{where}: stage {name!r}", "move it above `stages:`")
         # Explicit epochs replace the steps of the run, and explicit steps replace its epochs.

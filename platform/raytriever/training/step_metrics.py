@@ -155,7 +155,8 @@ class Throughput:
         self._peak = peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
     def count(self, batch: Batch) -> tuple[float, float]:
-        """Return tokens and FLOPs of this worker's share. Call it while the batch is on the CPU, so nothing waits."""
+        """Return tokens and FLOPs of this worker's local batch. Call it while the batch is on the CPU, so nothing
+        waits."""
         tokens = flops = 0.0
         for (per_token, per_pair), texts in zip(self._flops, (batch.queries, batch.passages), strict=True):
             lengths = torch.cat([lengths_of(bucket) for bucket in texts.buckets]).double()
@@ -192,7 +193,7 @@ def peak_memory_mb(device: torch.device) -> float:
 _TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"
 
 
-class StepReports:
+class StepLines:
     """Reports of the steps of one worker, each under its own step number.
 
     On a GPU, the results of a step are read after the next step is launched, so the CPU stays one step ahead. On a CPU
@@ -230,7 +231,7 @@ class StepReports:
         Args:
             step: number of the step, from 0.
             output, norm: loss of the step, and norm of its gradient; the device may still be computing them.
-            work: tokens and FLOPs of this worker's share.
+            work: tokens and FLOPs of this worker's local batch.
             phases: returns the seconds of each phase; called after the results are read.
             began: `time.perf_counter()` at the start of the step, before the wait for its batch.
         """

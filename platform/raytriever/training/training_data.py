@@ -17,12 +17,12 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hard_negatives import NegativesTable
 from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_dataset
-from raytriever.data.prepare.prepare_dataset import Report, Runner, ignore_line, in_this_process
+from raytriever.data.prepare.prepare_dataset import Log, Runner, ignore_line, in_this_process
 from raytriever.data.sampling.batch_order import Order
 from raytriever.data.sampling.dataset_mixture import arrange
 from raytriever.data.sampling.teacher_scores import Coverage, TeacherTable, read_scores
 from raytriever.data.sampling.training_examples import Examples, parse_mix
-from raytriever.training.batch_loader import BatchSource
+from raytriever.training.batch_loader import Batches
 from raytriever.training.guide_encoder import Guide, GuideTexts
 
 
@@ -47,14 +47,14 @@ class TrainingData:
         seed: int,
         also: Sequence[str] = (),
         run: Runner = in_this_process,
-        report: Report = ignore_line,
+        log: Log = ignore_line,
     ) -> TrainingData:
         """Open the data sets, and prepare those that are not prepared.
 
         Args:
             names: names of the data sets as configured, or paths of prepared ones.
             also: further splits of the first data set to open.
-            run, report: see `open_dataset`.
+            run, log: see `open_dataset`.
         """
         opened = []
         for index, name in enumerate(names):
@@ -67,15 +67,15 @@ class TrainingData:
                     bm25_language=config.bm25_language,
                     tokenization=tokenization,
                     run=run,
-                    report=report,
+                    log=log,
                 )
             )
         return cls(opened, config, batch_size, seed)
 
-    def train(self, negatives: NegativesTable | None) -> BatchSource:
-        """Return the source of training batches; raises `DataError` or `ConfigError` if the data allows none."""
+    def train(self, negatives: NegativesTable | None) -> Batches:
+        """Return the training batches; raises `DataError` or `ConfigError` if the data allows none."""
         split, config = self.config.train_split, self.config
-        only = [replace(each, judgements={split: each.judgements[split]}) for each in self.datasets]
+        only = [replace(dataset, judgements={split: dataset.judgements[split]}) for dataset in self.datasets]
         whole = combine(only)
         examples = Examples.of(
             whole,
@@ -84,7 +84,7 @@ class TrainingData:
             negatives,
             sources=config.positives,
             ranked=config.positives_order == "ranked",
-            shares=parse_mix(config.negatives_mix),
+            fractions=parse_mix(config.negatives_mix),
         )
         order = arrange(
             examples,
@@ -124,8 +124,8 @@ class TrainingData:
         tables = [TeacherTable.of_grades(dataset, self.config.train_split) for dataset in self.datasets]
         return TeacherTable.chained(tables, *starts_of(self.combined)) if any(map(len, tables)) else None
 
-    def dev(self) -> BatchSource:
-        """Return the source of dev-loss batches: the groups of the first data set's dev split."""
+    def dev(self) -> Batches:
+        """Return the batches of the dev loss: the groups of the first data set's dev split."""
         dataset = self.datasets[0]
         examples = Examples.of(dataset, self.config.dev_split, self.seed)
         labels = TeacherTable.of_grades(dataset, self.config.dev_split)
@@ -146,10 +146,10 @@ class TrainingData:
         order: Order,
         labels: TeacherTable | None,
         teacher: TeacherTable | None = None,
-    ) -> BatchSource:
+    ) -> Batches:
         if dataset.tokens is None:
             raise DataError("has no tokens", dataset.name, f"prepare it with {setting('model')}")
-        return BatchSource(
+        return Batches(
             dataset.tokens,
             examples,
             order,

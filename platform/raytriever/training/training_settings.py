@@ -85,7 +85,7 @@ class TrainingConfig:
         None, "number format; int8 only encodes; default: bf16 where it is supported", choices=PRECISIONS
     )
     num_workers: int | str = option(
-        1, "training processes; MIN:MAX follows the cluster size", reads=worker_count, form="N|MIN:MAX"
+        1, "training processes; MIN:MAX follows the cluster size", reads=worker_count, metavar="N|MIN:MAX"
     )
     strategy: str = option(
         "ddp",
@@ -108,7 +108,7 @@ class TrainingConfig:
     eval_steps: int = option(20, "steps between two validations", minimum=1)
     dev_batches: int = option(4, "global batches of the dev split in one validation", minimum=1)
     best_metric: str = option(
-        DEV_LOSS, "metric of the best checkpoint, such as ndcg_at_10", reads=metric_name, form="METRIC"
+        DEV_LOSS, "metric of the best checkpoint, such as ndcg_at_10", reads=metric_name, metavar="METRIC"
     )
     patience: int = option(
         5, f"stop training after this many validations without an improvement of {flag_of('best_metric')}", minimum=1
@@ -144,7 +144,7 @@ class ValidationConfig:
         "data sets to search at each validation, separated by commas: `own`, or a PATH; add #SPLIT for a split other "
         f"than {flag_of('dev_split')} (default: `own` if {flag_of('best_metric')} needs it)",
         reads=DEV_DATASETS,
-        form="PATH#SPLIT",
+        metavar="PATH#SPLIT",
     )
     eval_corpus: int | None = option(
         None,
@@ -192,7 +192,7 @@ class RefreshConfig:
         1,
         "number of processes that encode and search, or the smallest and the largest number",
         reads=worker_count,
-        form="N|MIN:MAX",
+        metavar="N|MIN:MAX",
         needs="refresh_every",
     )
     refresh_negatives: int = option(
@@ -203,7 +203,7 @@ class RefreshConfig:
     )
     refresh_relative_margin: float | None = option(
         None,
-        "remove candidates that score above this share below the positive: 0.05 keeps at most 95 % of its score",
+        "remove candidates that score above this fraction below the positive: 0.05 keeps at most 95 % of its score",
         minimum=0,
         needs="refresh_every",
     )
@@ -235,7 +235,7 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
         raise ConfigError(what, setting("refresh_every"), f"give less than {total_steps}, or train longer")
     from raytriever.data.sampling.training_examples import parse_mix  # imports numpy, which `--help` does not need
 
-    shares = parse_mix(data.negatives_mix)
-    if shares is not None and not shares[ORIGINS.index(METHOD)]:
-        what = f"the mix {data.negatives_mix} has no share of refreshed negatives"
+    local_batches = parse_mix(data.negatives_mix)
+    if local_batches is not None and not local_batches[ORIGINS.index(METHOD)]:
+        what = f"the mix {data.negatives_mix} has no fraction of refreshed negatives"
         raise ConfigError(what, setting("negatives_mix"), "add dense, as in dense=0.5")

@@ -32,7 +32,7 @@ QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}
 def evaluate(
     models: Sequence[object],
     datasets: Sequence[object],
-    aims: Sequence[str],
+    targets: Sequence[str],
     output: Path,
     precision: str = "fp32",
     confidence: str = "score",
@@ -44,7 +44,7 @@ def evaluate(
         list(map(str, datasets)),
         EvaluationConfig(confidence=confidence),
         [],
-        aims,
+        targets,
         unanswerable,
         precision,
         0.01,
@@ -73,10 +73,10 @@ def calibrated(
         lines = [f"q{i}\td{i}\t1\n" for i in members]
         (letters / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     model = Path(shutil.copytree(tiny_encoder, folder / "tuned"))
-    aims = ["answered=0.5", "top-precision=0.999", "f1", "kept=0.9"]
+    targets = ["answered=0.5", "top-precision=0.999", "f1", "kept=0.9"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYTRIEVER_CACHE", str(api_cache))
-        results = evaluate(["bm25", model], [letters], aims, folder / "results")
+        results = evaluate(["bm25", model], [letters], targets, folder / "results")
     calibration = read_calibration(model / FILE)
     assert calibration is not None
     return Calibrated(letters, model, calibration, results, folder / "results")
@@ -87,24 +87,26 @@ def texts_of(letters: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
+def test_an_evaluation_writes_what_it_evaluated(calibrated: Calibrated) -> None:
     made, rows = calibrated.calibration, calibrated.results.thresholds
     assert read_calibration(calibrated.output / "calibration" / "tuned" / "letters.json") == made
     # A system without a directory of its own has one too, and its own digest.
     of_bm25 = read_calibration(calibrated.output / "calibration" / "bm25" / "letters.json")
     assert of_bm25 is not None
     assert (made.system, of_bm25.system, of_bm25.digest != made.digest) == ("tuned", "bm25", True)
-    own = {row.aim: row for row in rows if row.model == "tuned"}
+    own = {row.target: row for row in rows if row.model == "tuned"}
     kept = own.pop("kept")
     assert made.kept is not None
     assert kept.kept is not None
-    assert (made.kept.score, made.kept.share, made.kept.depth) == (kept.threshold, kept.kept.share, 100)
-    assert (kept.kept.questions, kept.shares, kept.confidence) == (60, {}, "score")
-    assert [one.aim for one in made.thresholds] == [aim for aim, row in own.items() if row.threshold is not None]
+    assert (made.kept.score, made.kept.fraction, made.kept.depth) == (kept.threshold, kept.kept.fraction, 100)
+    assert (kept.kept.questions, kept.fractions, kept.confidence) == (60, {}, "score")
+    assert [threshold.target for threshold in made.thresholds] == [
+        target for target, row in own.items() if row.threshold is not None
+    ]
     first, row = made.thresholds[0], own["answered"]
     assert (first.score, first.answered.whole) == (row.threshold, 60)
-    assert row.shares == {"coverage": first.answered, "top_precision": first.top_precision, "wrong": first.wrong}
-    # The same queries without their answers are measured at every threshold.
+    assert row.fractions == {"coverage": first.answered, "top_precision": first.top_precision, "wrong": first.wrong}
+    # The same queries without their answers are evaluated at every threshold.
     assert row.unanswerable["removed"].whole == 60
     assert (made.chosen_on, made.chosen_queries, made.checked_on, made.checked_queries) == ("dev", 60, "test", 60)
 
@@ -117,9 +119,9 @@ def test_search_says_how_probable_a_hit_is_and_which_query_has_no_answer(
     hits = index.search(texts, top_k=2)
     threshold = calibrated.calibration.thresholds[0].score
     # Half of the dev queries, on which the threshold was chosen; a last bit may move one.
-    assert 29 <= sum(one.answerable is True for one in hits) <= 31
-    assert all(one.answerable is (one[0].score >= threshold) for one in hits)
-    assert all(hit.probability is not None and 0 <= hit.probability <= 1 for one in hits for hit in one)
+    assert 29 <= sum(hit.answerable is True for hit in hits) <= 31
+    assert all(hit.answerable is (hit[0].score >= threshold) for hit in hits)
+    assert all(hit.probability is not None and 0 <= hit.probability <= 1 for item in hits for hit in item)
     assert "calibration" not in capsys.readouterr().err
     worst = min(range(60), key=lambda row: hits[row][0].score)
     assert run("search", [texts[worst], "--dataset", letters, "--model", model]) == 0
@@ -136,9 +138,9 @@ def test_the_passages_to_keep_are_found_and_a_file_of_another_system_is_refused(
     kept = calibrated.calibration.kept
     assert kept is not None
     hits = rt.build_index(rt.load_model(model, precision="fp32"), letters).search(texts, top_k=100, threshold="kept")
-    assert all(hit.score >= kept.score for one in hits for hit in one)
+    assert all(hit.score >= kept.score for item in hits for hit in item)
     # Each of these queries has one relevant passage, d40 to d99.
-    found = [f"d{at}" in {hit.document_id for hit in one} for at, one in enumerate(hits, 40)]
+    found = [f"d{at}" in {hit.document_id for hit in item} for at, item in enumerate(hits, 40)]
     assert np.mean(found) == pytest.approx(1 - np.floor(0.1 * 61 - 1) / 60, abs=1 / 60)
     with pytest.raises(ConfigError, match="unknown threshold 'keep'; give a score, or 'kept'"):
         rt.build_index(model, letters).search(texts[:1], threshold="keep")  # type: ignore[arg-type]
@@ -162,8 +164,8 @@ def test_an_export_keeps_the_calibration_only_of_the_same_model(
     assert run("export", ["--model", model, "--output", "exported"]) == 0
     before = rt.build_index(model, letters).search(texts, top_k=2)
     after = rt.build_index("exported", letters).search(texts, top_k=2)
-    assert [one.answerable for one in after] == [one.answerable for one in before]
-    assert [one[1].probability for one in after] == pytest.approx([one[1].probability for one in before])
+    assert [item.answerable for item in after] == [item.answerable for item in before]
+    assert [item[1].probability for item in after] == pytest.approx([item[1].probability for item in before])
     first = calibrated.calibration.thresholds[0]
     card = Path("exported/README.md").read_text()
     assert "## Answers" in card
@@ -177,10 +179,10 @@ def test_an_export_keeps_the_calibration_only_of_the_same_model(
     assert "## Answers" not in Path("changed/README.md").read_text()
     # Without a file of its own the model gets that of the evaluation.
     own = shutil.move(calibrated.model / FILE, "own.json")
-    words = ["--model", model, "--output", "measured", "--evaluation", str(calibrated.output)]
+    words = ["--model", model, "--output", "evaluated", "--evaluation", str(calibrated.output)]
     assert run("export", words) == 0
     shutil.move(own, calibrated.model / FILE)
-    assert Path("measured", FILE).read_bytes() == Path("exported", FILE).read_bytes()
+    assert Path("evaluated", FILE).read_bytes() == Path("exported", FILE).read_bytes()
 
 
 @pytest.mark.slow
@@ -306,14 +308,14 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated, capsys: pyt
         kinds = row.unanswerable
         assert set(kinds) == {"given", "removed", "foreign"}
         assert (kinds["given"].whole, kinds["foreign"].whole) == (20, 79)
-        assert (kinds["removed"].whole, row.shares["coverage"].whole) == (30, 30)
-        assert row.shares["wrong"].whole == 60 + 20 + 79
+        assert (kinds["removed"].whole, row.fractions["coverage"].total) == (30, 30)
+        assert row.fractions["wrong"].total == 60 + 20 + 79
     line = "other: 1 of 80 questions are left out: letters has the question, or a relevant passage of it"
     assert line in capsys.readouterr().err
     lost = {}
-    for share in ("removed=0.5", "removed=0.2"):
-        once = evaluate(["bm25"], [letters], ["f1"], Path(share), confidence="score", unanswerable=[share])
-        lost[share] = once.thresholds[0].unanswerable["removed"].whole
+    for fraction in ("removed=0.5", "removed=0.2"):
+        once = evaluate(["bm25"], [letters], ["f1"], Path(fraction), confidence="score", unanswerable=[fraction])
+        lost[fraction] = once.thresholds[0].unanswerable["removed"].whole
     assert lost == {"removed=0.5": 30, "removed=0.2": 12}
     # The metrics of rankings are those of the queries with an answer.
     assert results.models["tuned"]["letters"] == calibrated.results.models["tuned"]["letters"]

@@ -32,9 +32,9 @@ def model(tiny_encoder: Path) -> rt.Model:
 def test_embeddings(model: rt.Model) -> None:
     queries, passages = model.encode_queries(["what is abc", "x"]), model.encode_passages(["abc is cba"])
     assert queries.dtype == passages.dtype == np.float32
-    assert queries.shape == (2, model.width)
+    assert queries.shape == (2, model.dim)
     np.testing.assert_allclose(np.linalg.norm(queries, axis=1), 1, atol=1e-5)
-    assert model.encode_queries([]).shape == (0, model.width)
+    assert model.encode_queries([]).shape == (0, model.dim)
 
 
 HALF = "what is \ud83d"  # half of a surrogate pair, as a cut emoji in JSON
@@ -87,7 +87,7 @@ def test_a_report_is_what_the_command_writes(data: rt.Dataset, model: rt.Model, 
 
 
 @pytest.mark.slow
-def test_stored_forms_are_measured(data: rt.Dataset, model: rt.Model) -> None:
+def test_quantized_variants_are_evaluated(data: rt.Dataset, model: rt.Model) -> None:
     assert list(rt.evaluate({"dense": model}, data, truncate_dim=[12]).metrics) == ["dense", "dense-12-fp32"]
 
 
@@ -145,7 +145,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.evaluate(["bm25"], d, dtype=["int8"]), "dtype: bm25 has no embeddings; leave it out"),
     (lambda d, m: rt.evaluate([m], d, rescore_multiplier=3), "rescore_multiplier: has no effect without dtype"),
     (lambda d, m: rt.build_index(m, d, kind="hnsw"), "output: an approximate index needs a directory"),
-    (lambda d, m: rt.build_index(m, d, effort=3), "effort: has no effect on an exact index"),
+    (lambda d, m: rt.build_index(m, d, ef_search=3), "ef_search: has no effect on an exact index"),
     (lambda d, m: rt.build_index(m, d, kind="hnsw", output="x", efort=3), "build_index: unknown setting 'efort'"),
     (lambda d, m: rt.build_index(m, d).search(" x"), "queries: is one text, not a list of texts"),
     (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is not a number"),

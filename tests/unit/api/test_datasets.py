@@ -80,9 +80,9 @@ def test_queries_are_divided_by_their_text_alone() -> None:
     assert sum(map(len, parts)) == len(set.union(*parts)) == 12
 
 
-def test_shares_of_a_frame() -> None:
+def test_fractions_of_a_frame() -> None:
     frame = pairs()
-    dataset = rt.Dataset.from_pandas(frame, test_share=0.5, dev_share=0.25)
+    dataset = rt.Dataset.from_pandas(frame, test_fraction=0.5, dev_fraction=0.25)
     assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [3, 6, 3]
 
 
@@ -160,12 +160,12 @@ ERRORS: list[tuple[Any, str]] = [
         "pairs: the column 'passage' is missing; the table has 'query', 'pasage'; did you mean 'pasage'?",
     ),
     (
-        lambda: rt.Dataset.from_pandas(pairs().assign(split="train"), dev_share=0.2),
-        "dev_share 0.2: has no effect: the column 'split' decides the splits; leave it out",
+        lambda: rt.Dataset.from_pandas(pairs().assign(split="train"), dev_fraction=0.2),
+        "dev_fraction 0.2: has no effect: the column 'split' decides the splits; leave it out",
     ),
     (
-        lambda: rt.Dataset.from_pandas(*frames(), test_share=0.2),
-        "test_share 0.2: has no effect: the table of judgements decides the splits",
+        lambda: rt.Dataset.from_pandas(*frames(), test_fraction=0.2),
+        "test_fraction 0.2: has no effect: the table of judgements decides the splits",
     ),
     (lambda: rt.Dataset.from_pandas(pairs().head(2)), "pairs: has 2 different queries, too few to divide"),
     (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]

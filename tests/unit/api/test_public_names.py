@@ -48,12 +48,14 @@ def test_every_public_name_has_a_docstring_with_an_example_and_all_arguments() -
         assert ">>>" in text, name
         assert "Examples:" in text, name  # docs/build.py makes a code block of this section
         own = members(value).values()
-        assert all(inspect.getdoc(one) for one in own if callable(one) or isinstance(one, property)), name
+        assert all(inspect.getdoc(item) for item in own if callable(item) or isinstance(item, property)), name
         functions = [value] if inspect.isfunction(value) else filter(callable, members(value).values())
         for function in functions:
             documented = inspect.getdoc(function) or ""
-            names = [one for one in inspect.signature(function).parameters if one not in ("self", "cls")]
-            missing = [one for one in names if not re.search(rf"^    (\w+, )*{one}(, \w+)*: ", documented, re.M)]
+            names = [
+                parameter for parameter in inspect.signature(function).parameters if parameter not in ("self", "cls")
+            ]
+            missing = [name for name in names if not re.search(rf"^    (\w+, )*{name}(, \w+)*: ", documented, re.M)]
             assert not missing, (name, function.__name__)
 
 

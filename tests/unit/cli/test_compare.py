@@ -14,7 +14,7 @@ from raytriever.evaluation.results import Results
 from raytriever.experiments.report.comparison_request import check_comparison
 from raytriever.experiments.report.finished_runs import MlflowRuns, read_directory
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Point
+from raytriever.tracking.tracker import COMMAND, DatasetRecord, Point
 
 ErrorLine = Callable[..., str]
 ID = "0123456789abcdef" * 2
@@ -33,7 +33,7 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     ids = []
     for number, loss in enumerate(("mw", "infonce", "older")):
         tracker = MlflowServer(tracking_uri()).connect(f"run of {loss}")
-        tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {STAGE: "train"})
+        tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {COMMAND: "train"})
         points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
         points += [Point("after/letters/ndcg_at_10", 0.3 + number / 10, 0, 9)]
         tracker.log(points)
@@ -84,7 +84,7 @@ def test_an_evaluation_in_mlflow_is_read_as_its_directory_and_a_sweep_is_refused
 ) -> None:
     folder = write_evaluation(work / "results", datasets=["letters"], queries=8)
     tracker = MlflowServer(tracking_uri()).connect("results")
-    tracker.describe({"split": "test"}, None, {STAGE: "evaluate"})
+    tracker.describe({"split": "test"}, None, {COMMAND: "evaluate"})
     # Metrics of this form are bounds and tests, no metrics of a model on a data set.
     names = ("bm25/letters/auc", "bm25/letters/auc_low", "bm25/letters/auc_high", "significance/mini-bm25/letters_p")
     tracker.log([Point(name, 0.5, 0, 9) for name in names])
@@ -92,7 +92,7 @@ def test_an_evaluation_in_mlflow_is_read_as_its_directory_and_a_sweep_is_refused
         tracker.log_file(folder / name)
     tracker.finish("FINISHED")
     sweep = MlflowServer(tracking_uri()).connect("sweep")
-    sweep.describe({}, None, {STAGE: "tune"})
+    sweep.describe({}, None, {COMMAND: "tune"})
     sweep.log([Point("trial/ndcg_at_10", 0.5, 0, 9)])
     sweep.finish("FINISHED")
     own, stored = MlflowRuns().by_id(tracker.run_id), read_directory(folder, "results")
@@ -102,14 +102,14 @@ def test_an_evaluation_in_mlflow_is_read_as_its_directory_and_a_sweep_is_refused
     capsys.readouterr()
     for word, expected in (
         (sweep.run_id, f"run {sweep.run_id} is a sweep; give its trials by the filter \"tags.mlflow.parentRunId = '"),
-        ("tags.`raytriever.stage` = 'tune'", "no finished training or evaluation matches"),
+        ("tags.`raytriever.command` = 'tune'", "no finished training or evaluation matches"),
     ):
         assert run("compare", [word, "--output", "two.html"]) == 2
         assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "word", ["studies/mw-in-domain/arms/mw/sed-0", "my runs in may/one", "runs/lr=2e-5", "runs/is it", "a like b"]
+    "word", ["studies/mw-in-domain/variants/mw/sed-0", "my runs in may/one", "runs/lr=2e-5", "runs/is it", "a like b"]
 )
 def test_a_mistyped_path_is_no_filter(error_line: ErrorLine, word: str) -> None:
     line = error_line("compare", word, "--output", "page.html")

@@ -17,7 +17,7 @@ def test_a_store_is_written_and_reused(
     words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--precision", "fp32", "--output"]
     assert run("encode", [*words, "own"]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[0] == "160 embeddings of width 32, fp32, 0.0 MB"
+    assert out.splitlines()[0] == "160 embeddings of dimension 32, fp32, 0.0 MB"
     assert "letters: 160 texts by" in err
     assert run("encode", [*words, "small", "--dtype", "int8", "--side", "query"]) == 0
     own, small = (EmbeddingStore.open(work / name) for name in ("own", "small"))

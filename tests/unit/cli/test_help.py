@@ -16,17 +16,17 @@ from raytriever.cli.train import COMMON
 ErrorLine = Callable[..., str]
 
 
-def help_of(stage: str, capsys: pytest.CaptureFixture[str], flag: str = "--help") -> str:
+def help_of(command: str, capsys: pytest.CaptureFixture[str], flag: str = "--help") -> str:
     with pytest.raises(SystemExit) as ended:
-        run(stage, [flag])
+        run(command, [flag])
     assert not ended.value.code
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("stage", COMMANDS)
-def test_a_usage_line_is_one_line_with_the_programs_name(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    first = help_of(stage, capsys).splitlines()[0]
-    assert first.startswith(f"usage: raytriever {stage} ")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_usage_line_is_one_line_with_the_programs_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first = help_of(command, capsys).splitlines()[0]
+    assert first.startswith(f"usage: raytriever {command} ")
     assert first.endswith("[flags]")
 
 
@@ -49,7 +49,7 @@ def test_help_of_train_shows_the_twenty_common_flags_in_one_line_each(
     assert "lsepair-minp-maxn" in whole
 
 
-def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from raytriever.cli.main import run
 
     monkeypatch.setattr("sys.argv", ["raytriever", "--help"])
@@ -79,13 +79,13 @@ def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monk
     ],
 )
 def test_flags_of_other_programs(error_line: ErrorLine, words: str, remedy: str) -> None:
-    stage, *rest = words.split()
-    line = error_line(stage, *rest)
+    command, *rest = words.split()
+    line = error_line(command, *rest)
     assert ": unknown flag; " in line
     assert remedy in line
 
 
-def test_a_suggestion_names_only_flags_of_the_stage() -> None:
+def test_a_suggestion_names_only_flags_of_the_command() -> None:
     known = {"--output", "--dataset", "-h", "--help"}
     assert suggest_for_flag("--gradient-accumulation-steps", known) == "choose from --dataset, --output"
     assert suggest_for_flag("--output_dir", known) == "did you mean '--output'?"
@@ -111,5 +111,5 @@ def test_a_command_that_was_removed_says_what_to_do_instead(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(("word", "remedy"), [("trian", "train"), ("eval", "evaluate"), ("ls", "runs list")])
-def test_stages_of_other_programs(word: str, remedy: str) -> None:
+def test_commands_of_other_programs(word: str, remedy: str) -> None:
     assert suggest_for_command(word, COMMANDS) == f"did you mean {remedy!r}?"

@@ -24,7 +24,7 @@ CASES = [
     ("mine --output o --precision fp32", "precision: has no effect with method bm25 and without judge"),
     ("mine --output o --judge HERE", "judge: has no effect without relative_margin and without absolute_margin"),
     ("index --output o --top 5", "top: has no effect without query"),
-    ("index --output o --index ivf --degree 9", "degree: has no effect with index ivf; leave it out, or give"),
+    ("index --output o --index ivf --m 9", "m: has no effect with index ivf; leave it out, or give"),
     ("evaluate --datasets HERE --calibration-split dev", "calibration_split: has no effect without calibrate"),
     ("evaluate --datasets HERE --data-root HERE", "data_root: has no effect without suite"),
     ("score --output o --model HERE --negatives HERE --depth 100", "depth: has no effect without run"),

@@ -188,7 +188,7 @@ def test_files_that_cannot_be_read_are_skipped(
     assert "part7.md was skipped: is empty; remove it" in {entry["reason"] for entry in quarantine}
 
 
-def test_questions_without_an_answer_and_shares(
+def test_questions_without_an_answer_and_fractions(
     docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = (docs / "qa.csv").read_text().splitlines()[1:31]
@@ -204,18 +204,18 @@ def test_questions_without_an_answer_and_shares(
         in out
     )
     assert (
-        "Of 34 questions test has 10 and dev has 10, fewer than the 50 that figures and thresholds should have: add "
-        "questions, or raise --test-share (now 0.3) and --dev-share (now 0.3)." in out
+        "Of 34 questions test has 10 and dev has 10, fewer than the 50 that metrics and thresholds should have: add "
+        "questions, or raise --test-fraction (now 0.3) and --dev-fraction (now 0.3)." in out
     )
     counts = open_all_splits("out").counts()
     assert [counts[f"{split}_unanswerable"] for split in ("train", "dev", "test")] == [2, 1, 1]
-    shares = ["--test-share", "0.5", "--dev-share", "0"]
-    assert run("import", words(docs, tiny_encoder, "half", *questions, *shares)) == 0
+    fractions = ["--test-fraction", "0.5", "--dev-fraction", "0"]
+    assert run("import", words(docs, tiny_encoder, "half", *questions, *fractions)) == 0
     assert "Questions with an answer: train 15, dev 0, test 15." in capsys.readouterr().out
 
 
 def test_evaluation_alone_needs_no_train(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    questions = ["--questions", str(docs / "qa.csv"), "--test-share", "1"]
+    questions = ["--questions", str(docs / "qa.csv"), "--test-fraction", "1"]
     assert run("import", words(docs, tiny_encoder, "out", *questions)) == 0
     out = capsys.readouterr().out
     assert "Questions with an answer: train 0, dev 0, test 30." in out
@@ -229,14 +229,14 @@ def test_splits_that_cannot_be_made(docs: Path, tiny_encoder: Path, error_line: 
         return error_line("import", *words(docs, tiny_encoder, "out", *more))
 
     questions = ["--questions", str(docs / "qa.csv")]
-    assert "are more than all questions; give shares with a sum of at most 1" in line(
-        "--test-share", "0.6", "--dev-share", "0.5"
+    assert "are more than all questions; give fractions with a sum of at most 1" in line(
+        "--test-fraction", "0.6", "--dev-fraction", "0.5"
     )
-    assert "test_share" in line("--test-share", "1.5")
+    assert "test_fraction" in line("--test-fraction", "1.5")
     assert "test_questions: has no effect; give questions too" in line("--test-questions", str(docs / "qa.csv"))
     Path("test.csv").write_text("question,file\nwhat replaces part 3,part3.md\n")
-    assert "test_share 0.2: has no effect with test_questions; leave out one" in line(
-        *questions, "--test-questions", "test.csv", "--test-share", "0.2"
+    assert "test_fraction 0.2: has no effect with test_questions; leave out one" in line(
+        *questions, "--test-questions", "test.csv", "--test-fraction", "0.2"
     )
     Path("both.csv").write_text("question,file\nhow do I repair 3,part3.md\n")
     assert "both.csv line 2: the question is also in" in line(*questions, "--test-questions", "both.csv")

@@ -64,7 +64,7 @@ def test_the_data_set_is_replaced(
     assert not [name for name in corpus() if name.startswith("part29.md")]
     assert "out was replaced. Files and questions of the earlier import keep their splits." in lines
     assert lines[-1].endswith(" --output DIR (a new folder: a finished run does not train again)")
-    assert "--test-share" not in "".join(lines)  # other shares change no known split
+    assert "--test-fraction" not in "".join(lines)  # other fractions change no known split
     assert judged() == {text: split for text, split in questions.items() if text != "how do I repair 29"}
     reasons = [json.loads(line)["reason"] for line in (OUT / "quarantine.jsonl").read_text().splitlines()]
     assert reasons[0].startswith("no file 'part29.md' was read")

@@ -15,17 +15,17 @@ from raytriever.models.retriever import Retriever
 from raytriever.retrieval.index.approximate.stored_index import read_meta
 
 
-def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritten(
+def test_an_index_is_built_then_opened_evaluated_and_searched_and_never_overwritten(
     letters: Path, tiny_encoder: Path, work: Path, error_line: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--output", "made", "--index"]
     assert run("index", [*words, "roargraph"]) == 0
-    assert "roargraph over 160 passages of width 32, built in" in capsys.readouterr().out
-    more = ["--split", "test", "--query", "what is abcdef", "--top", "2", "--effort", "160"]
+    assert "roargraph over 160 passages of dimension 32, built in" in capsys.readouterr().out
+    more = ["--split", "test", "--query", "what is abcdef", "--top", "2", "--ef-search", "160"]
     before = {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")}
     assert run("index", [*words, "roargraph", *more]) == 0
     out = capsys.readouterr().out
-    assert "roargraph over 160 passages of width 32, opened" in out
+    assert "roargraph over 160 passages of dimension 32, opened" in out
     recalls = [line.split()[1] for line in out.splitlines() if line.startswith(("10 ", "100 "))]
     assert recalls == ["1.0000", "1.0000"]
     assert sum(" is " in line for line in out.splitlines() if line.startswith(" " * 10)) == 2
@@ -75,10 +75,10 @@ def test_an_existing_index_is_opened_from_its_own_files_and_built_again_for_othe
     assert run("index", [*words, "--query", "new is newest", "--top", "1"]) == 0
     out, err = capsys.readouterr()
     assert encoded == [1]
-    assert "ivf over 159 passages of width 32, built in" in out
+    assert "ivf over 159 passages of dimension 32, built in" in out
     assert "new is newest" in out
     assert "made: letters has changed, so the index is built again" in err
 
 
-def recall_of(measured: str) -> list[str]:
-    return [line.split()[1] for line in measured.splitlines() if line.startswith(("10 ", "100 "))]
+def recall_of(evaluated: str) -> list[str]:
+    return [line.split()[1] for line in evaluated.splitlines() if line.startswith(("10 ", "100 "))]

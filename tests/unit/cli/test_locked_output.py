@@ -12,7 +12,7 @@ from raytriever.cli.main import run
 from raytriever.core.store import lock as locking
 from raytriever.core.store.lock import acquire
 
-STAGES = {
+COMMANDS = {
     "import": ["."],
     "prepare": [],
     "train": ["--fresh"],
@@ -37,12 +37,12 @@ def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     lock.release()
 
 
-def test_every_writing_stage_refuses_a_locked_directory(held: Path, error_line: Callable[..., str]) -> None:
+def test_every_writing_command_refuses_a_locked_directory(held: Path, error_line: Callable[..., str]) -> None:
     Path("study.yaml").write_text("data_sets: {docs: pydocs}\narms: {BM25: bm25}\n")
-    for stage, words in STAGES.items():
-        name, *more = stage.split()
+    for command, words in COMMANDS.items():
+        name, *more = command.split()
         line = error_line(name, *more, *words, "--output", held)
-        assert line.startswith("mine: in use by "), stage
+        assert line.startswith("mine: in use by "), command
         assert f", pid {os.getpid()}, since " in line
         assert line.endswith("; wait for it with --wait, or give another --output")
 

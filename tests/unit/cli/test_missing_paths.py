@@ -63,11 +63,11 @@ def _run(cases: list[tuple[str, list[str]]], folder: Path) -> list[Any]:
 def test_a_missing_path_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     lines = _run(CASES, tmp_path)
     assert len(lines) == len(CASES)
-    for (stage, words), (code, expected, heavy) in zip(CASES, lines, strict=True):
-        assert code == 2, (stage, words, expected)
-        assert expected.count("\n") == 1, (stage, words, expected)
-        assert MISSING in expected, (stage, words, expected)
-        assert heavy == [], (stage, words, heavy)
+    for (command, words), (code, expected, heavy) in zip(CASES, lines, strict=True):
+        assert code == 2, (command, words, expected)
+        assert expected.count("\n") == 1, (command, words, expected)
+        assert MISSING in expected, (command, words, expected)
+        assert heavy == [], (command, words, heavy)
     assert not list(tmp_path.iterdir())
 
 
@@ -80,8 +80,8 @@ def test_other_settings_of_a_run_are_refused_before_anything_heavy_is_imported(t
     assert "holds a run with other settings (data.dataset is " in expected
 
 
-def test_every_stage_that_reads_a_path_is_among_them() -> None:
-    assert set(COMMANDS) - {stage for stage, _ in CASES} == {
+def test_every_command_that_reads_a_path_is_among_them() -> None:
+    assert set(COMMANDS) - {command for command, _ in CASES} == {
         "cache",
         "doctor",
         "quickstart",
@@ -89,18 +89,18 @@ def test_every_stage_that_reads_a_path_is_among_them() -> None:
 
 
 EMPTY = [
-    *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING and stage != "runs"),
-    *((stage, ["--output", MISSING]) for stage in ("train", "tune", "quickstart", "import", "prepare", "compare")),
+    *((command, words) for command, words in CASES if len(words) > 1 and words[-1] == MISSING and command != "runs"),
+    *((command, ["--output", MISSING]) for command in ("train", "tune", "quickstart", "import", "prepare", "compare")),
     ("annotate", [*_OUT, "--answers", MISSING]),
 ]
 
 
 def test_an_empty_path_is_refused(error_line: Callable[..., str]) -> None:
-    for stage, words in EMPTY:
-        line = error_line(stage, *words[:-1], "")
+    for command, words in EMPTY:
+        line = error_line(command, *words[:-1], "")
         assert (
             line == f"{words[-2].lstrip('-').replace('-', '_')}: the path is empty; give a path, or leave the flag out"
-        ), (stage, words)
+        ), (command, words)
 
 
 def test_the_home_folder_is_expanded_in_flags_and_in_files(

@@ -19,7 +19,7 @@ def small(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("stage", "words", "content"),
+    ("command", "words", "content"),
     [
         ("prepare", "", "the shards of the data set need"),
         ("encode", "--model MODEL", "the embeddings need 2"),
@@ -28,12 +28,12 @@ def small(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("train", "--model MODEL --max-steps 2 --batch-size 8", "the checkpoints and the model need"),
     ],
 )
-def test_a_stage_ends_before_it_writes(
-    stage: str, words: str, content: str, letters: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+def test_a_command_ends_before_it_writes(
+    command: str, words: str, content: str, letters: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(Path.cwd().iterdir())
     flags = words.replace("MODEL", str(tiny_encoder)).split()
-    assert run(stage, ["--dataset", str(letters), "--output", "made", *flags]) == 2
+    assert run(command, ["--dataset", str(letters), "--output", "made", *flags]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("error: ")
     assert content in line

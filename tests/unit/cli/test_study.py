@@ -17,7 +17,7 @@ def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
     assert "output s: is not empty and holds no study" in error_line("study", "mine.yaml", "--output", "s")
-    (folder / SETTINGS).write_text(json.dumps({"study": "ratio", "arms": {}}))
+    (folder / SETTINGS).write_text(json.dumps({"study": "ratio", "variants": {}}))
     expected = error_line("study", "mine.yaml", "--output", "s")
     assert expected == "output s: holds another study (ratio; this command asks for mine); give another directory"
     (folder / SETTINGS).write_text('{"study": "mw-in')

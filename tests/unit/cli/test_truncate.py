@@ -1,4 +1,4 @@
-"""`--truncate-dim` and `--dtype` from the command line: stores and indexes of two widths are never confused."""
+"""`--truncate-dim` and `--dtype` from the command line: stores and indexes of two dimensions are never confused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_width_is_checked_against_the_encoder(
+def test_a_dim_is_checked_against_the_encoder(
     error_line: ErrorLine, letters: Path, tiny_encoder: Path, stage: str
 ) -> None:
     data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
@@ -30,20 +30,20 @@ def test_a_width_is_checked_against_the_encoder(
     assert "truncate_dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
 
 
-def test_stores_and_indexes_of_two_widths_are_distinct(
+def test_stores_and_indexes_of_two_dims_are_distinct(
     error_line: ErrorLine, letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = ["--dataset", str(letters), "--model", str(tiny_encoder)]
     narrow = [*own, "--truncate-dim", "12"]
     assert run("encode", [*narrow, "--output", "made"]) == 0
-    assert "160 embeddings of width 12" in capsys.readouterr().out
+    assert "160 embeddings of dimension 12" in capsys.readouterr().out
     store = EmbeddingStore.open(work / "made")
-    assert (store.width, store.plan.width) == (12, 12)
+    assert (store.dim, store.plan.dim) == (12, 12)
     assert "made: does not hold these embeddings" in error_line("encode", *own, "--output", "made")
     words = ["--embeddings", "made", "--output", "index"]
-    assert "made: holds embeddings of another width (12, here 32)" in error_line("index", *own, *words)
+    assert "made: holds embeddings of another dimension (12, here 32)" in error_line("index", *own, *words)
     assert run("index", [*narrow, *words]) == 0
-    assert "160 passages of width 12" in capsys.readouterr().out
+    assert "160 passages of dimension 12" in capsys.readouterr().out
     assert "index: holds another index" in error_line("index", *own, "--output", "index")
 
 
@@ -51,19 +51,19 @@ def test_search_reads_the_first_components(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = []
-    for width in ("32", "4", "32"):  # what the cache holds of one is there for the next
-        words = ["--model", str(tiny_encoder), "--truncate-dim", width]
+    for dim in ("32", "4", "32"):  # what the cache holds of one is there for the next
+        words = ["--model", str(tiny_encoder), "--truncate-dim", dim]
         assert run("search", ["what is abc", "--dataset", str(letters), *words]) == 0
         expected.append(capsys.readouterr().out)
     assert expected[0] == expected[2] != expected[1]
 
 
 @pytest.mark.slow
-def test_evaluate_prints_the_width(letters: Path, tiny_encoder: Path, work: Path) -> None:
+def test_evaluate_prints_the_dim(letters: Path, tiny_encoder: Path, work: Path) -> None:
     words = ["--datasets", str(letters), "--model", str(tiny_encoder), "--truncate-dim", "4", "--output", "out"]
     assert run("evaluate", words) == 0
     results = json.loads((work / "out" / "results.json").read_text())
-    assert [system["width"] for system in results["systems"].values() if "width" in system] == [4]
+    assert [system["dim"] for system in results["systems"].values() if "dim" in system] == [4]
 
 
 def test_bad_forms_are_one_line(error_line: ErrorLine, letters: Path, tiny_encoder: Path) -> None:
@@ -82,7 +82,7 @@ def test_bad_forms_are_one_line(error_line: ErrorLine, letters: Path, tiny_encod
         "evaluate", *dense, "--rescore-multiplier", "4"
     )
     words = ["--suite", "mteb", "--tasks", "SciFact", "--output", "out", "--truncate-dim", "8,16"]
-    assert "--truncate-dim: names several widths" in error_line("evaluate", *words)
+    assert "--truncate-dim: names several dimensions" in error_line("evaluate", *words)
 
 
 @pytest.mark.slow

@@ -92,8 +92,8 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     assert set(table.rounds.tolist()) == {3}
     assert logged["refresh_encoded"] == ALL
     assert logged["refresh_queries_short"] == logged["refresh_queries_without"] == 0
-    assert 0 < logged["refresh_share_relevant"] < 1
-    assert logged["refresh_share_relevant"] + logged["refresh_share_kept"] == pytest.approx(1)
+    assert 0 < logged["refresh_fraction_relevant"] < 1
+    assert logged["refresh_fraction_relevant"] + logged["refresh_fraction_kept"] == pytest.approx(1)
     assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
 
 
@@ -173,7 +173,7 @@ def test_the_memory_of_a_round_is_given_back_whether_it_ends_or_fails(
         gc.enable()
 
 
-def test_rows_of_other_origins_stay_where_they_have_a_share(
+def test_rows_of_other_origins_stay_where_they_have_a_fraction(
     rounds: Make, checkpoint: Path, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
     columns = (

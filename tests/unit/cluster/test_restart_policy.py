@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raytriever.cluster.events_and_restarts import IDLE_RESTARTS, RestartPolicy
-from raytriever.cluster.train.controller_callbacks import Failures, GroupReports
+from raytriever.cluster.train.controller_callbacks import Failures, GroupMessages
 from raytriever.training.parallel.gradient_caching import OutOfMemory
 
 
@@ -89,7 +89,7 @@ def recorded(errors: dict[int, Exception]) -> tuple[str, bool]:
         def record_failure(self, reason: str, process_died: bool) -> None:
             records.append((reason, process_died))
 
-    reports = GroupReports(Queue())
+    reports = GroupMessages(Queue())
     reports.hosts, reports.addresses = ["h2", "h3"], ["10.0.0.2", "10.0.0.3"]
     Failures(reports, Queue()).after_exception(None, errors)
     return records[0]

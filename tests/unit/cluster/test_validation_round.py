@@ -74,8 +74,8 @@ def test_a_checkpoint_is_worth_what_its_model_is(config: Config, own: RetrievalD
     expected = evaluate(
         own, "dev", DenseSystem(own, model, load_for_encoding(model, "fp32", torch.device("cpu")))
     ).metrics
-    assert {name: record.measured[f"dev/{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
-    assert record.value == record.measured["dev/ndcg_at_5"]
+    assert {name: record.metrics[f"dev/{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert record.value == record.metrics["dev/ndcg_at_5"]
     assert 0 < record.value < 1
     assert list(read_records(tmp_path / "evaluations")) == [record]
     # What is recorded is not measured again, for any caller.
@@ -92,11 +92,11 @@ def test_of_several_data_sets_the_mean_decides(
     other.symlink_to(tiny_dataset)
     config = replace(config, validation=ValidationConfig(eval_datasets=f"own,{other}#test", eval_corpus=50))
     sets = describe_datasets(config, own)
-    assert [(one.name, one.split) for one in sets] == [("letters", "dev"), ("other", "test")]
-    measured = Validations(config, sets, tmp_path / "evaluations").run(4, saved(config, tmp_path)).measured
+    assert [(item.name, item.split) for item in sets] == [("letters", "dev"), ("other", "test")]
+    metrics = Validations(config, sets, tmp_path / "evaluations").run(4, saved(config, tmp_path)).metrics
     for name in ("ndcg_at_5", "auc"):
-        parts = [measured[f"dev/{one}/{name}"] for one in ("letters", "other")]
-        assert measured[f"dev/{name}"] == pytest.approx(sum(parts) / 2)
+        parts = [metrics[f"dev/{item}/{name}"] for item in ("letters", "other")]
+        assert metrics[f"dev/{name}"] == pytest.approx(sum(parts) / 2)
         assert parts[0] != parts[1]
     assert digest_of(sets, config) != digest_of(sets, replace(config, validation=ValidationConfig(eval_corpus=51)))
     assert digest_of(sets, config) != digest_of(sets[:1], config)

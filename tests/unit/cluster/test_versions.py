@@ -16,7 +16,7 @@ from raytriever import __version__
 from raytriever.cluster import ray_session as session
 from raytriever.cluster.events_and_restarts import GroupStarted
 from raytriever.cluster.ray_session import ray_session
-from raytriever.cluster.train.controller_callbacks import GroupReports, _version_reader
+from raytriever.cluster.train.controller_callbacks import GroupMessages, _version_reader
 from raytriever.core.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ class Group:
 
 def sent_by(group: Group) -> list[Any]:
     events: list[Any] = []
-    GroupReports(SimpleNamespace(send=events.append)).after_worker_group_start(group)
+    GroupMessages(SimpleNamespace(send=events.append)).after_worker_group_start(group)
     return events
 
 

@@ -35,19 +35,19 @@ def test_an_error_keeps_its_settings_on_the_way(kind: type[UserError]) -> None:
 
 def test_an_error_within_another_place() -> None:
     assert error().within("stage 'warm'").where == "stage 'warm': dataset a b/c"
-    assert ConfigError("is wrong").within("arm mw").where == "arm mw"
+    assert ConfigError("is wrong").within("variant mw").where == "variant mw"
 
 
 @dataclass(frozen=True)
 class Settings:
     batch_size: int = option(8, "size", minimum=1, maximum=2**32 - 1)
-    share: float = option(0.5, "share", above=0, maximum=1)
+    fraction: float = option(0.5, "fraction", above=0, maximum=1)
     name: str | None = option(None, "name", choices=("mean", "cls"))
     free: float = option(1.0, "anything")
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"batch_size": 1}, {"batch_size": 2**32 - 1}, {"share": 1.0}, {"name": "cls"}, {"free": -1e300}]
+    "settings", [{}, {"batch_size": 1}, {"batch_size": 2**32 - 1}, {"fraction": 1.0}, {"name": "cls"}, {"free": -1e300}]
 )
 def test_what_is_allowed_passes(settings: dict[str, Any]) -> None:
     check_options(Settings(**settings))
@@ -58,8 +58,8 @@ def test_what_is_allowed_passes(settings: dict[str, Any]) -> None:
     [
         ({"batch_size": 0}, "batch_size: 0 is out of range; give a value at least 1"),
         ({"batch_size": 2**32}, "batch_size: 4294967296 is out of range; give a value at most 4294967295"),
-        ({"share": 0.0}, "share: 0.0 is out of range; give a value above 0"),
-        ({"share": float("nan")}, "share: nan is out of range; give a finite number"),
+        ({"fraction": 0.0}, "fraction: 0.0 is out of range; give a value above 0"),
+        ({"fraction": float("nan")}, "fraction: nan is out of range; give a finite number"),
         ({"free": float("-inf")}, "free: -inf is out of range; give a finite number"),
         ({"name": "men"}, "name: unknown value 'men'; did you mean 'mean'?"),
     ],

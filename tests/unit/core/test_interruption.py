@@ -79,7 +79,7 @@ def test_where_it_would_break_something_it_comes_a_moment_later(
     lost: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
     reached = []
-    before = [signal.getsignal(one) for one in (*SIGNALS, signal.SIGALRM)]
+    before = [signal.getsignal(item) for item in (*SIGNALS, signal.SIGALRM)]
 
     def block() -> None:
         with interruptible():
@@ -92,7 +92,7 @@ def test_where_it_would_break_something_it_comes_a_moment_later(
         block()
     assert time.monotonic() - began < 4
     assert (reached, lost) == ([1], [])
-    assert [signal.getsignal(one) for one in (*SIGNALS, signal.SIGALRM)] == before
+    assert [signal.getsignal(item) for item in (*SIGNALS, signal.SIGALRM)] == before
 
 
 def test_a_block_that_ends_before_the_moment_has_come_leaves_nothing_behind() -> None:

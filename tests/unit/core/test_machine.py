@@ -99,6 +99,6 @@ def test_no_dependency_outside_the_extras_is_missing_elsewhere(system: str, proc
                 with suppress(PackageNotFoundError):  # one that only the other system needs
                     requires(dependency)
                     pending += [(dependency, "")]
-            pending += [(dependency, each) for each in requirement.extras if (dependency, each) not in pending]
+            pending += [(dependency, extra) for extra in requirement.extras if (dependency, extra) not in pending]
     assert {"ray", "torch", "faiss-cpu", "numba"} <= needed
     assert not [name for name in needed if name.startswith(MISSING[system])]

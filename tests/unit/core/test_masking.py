@@ -90,7 +90,7 @@ def test_masking_twice_is_masking_once(text: str) -> None:
         ["search", "x", "--datset", SECRET[1]],
     ],
 )
-def test_no_stage_takes_a_secret(
+def test_no_command_takes_a_secret(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -123,7 +123,7 @@ def test_a_missing_path_is_reported_with_its_flag(home: Path, kind: PathKind, gi
 def test_settings_are_checked_by_their_declarations() -> None:
     @dataclass(frozen=True)
     class Settings:
-        negatives_table: str = option("", "a table", reads=NEGATIVES, form="PATH")
+        negatives_table: str = option("", "a table", reads=NEGATIVES, metavar="PATH")
         size: int = option(1, "a number")
 
     fetch_paths(Settings(), Settings("squad"))

@@ -41,7 +41,7 @@ def test_ids_are_unique_and_no_panel_lies_over_another(board: dict[str, Any]) ->
     places = [panel["gridPos"] for panel in panels]
     assert all(area["x"] >= 0 and area["x"] + area["w"] <= 24 for area in places)
     assert [pair for pair in combinations(places, 2) if overlap(*pair)] == []
-    assert all(one["y"] <= other["y"] for one, other in pairwise(places))
+    assert all(item["y"] <= other["y"] for item, other in pairwise(places))
 
 
 def test_the_rows_are_those_of_a_run_from_its_steps_to_its_tracking(board: dict[str, Any]) -> None:

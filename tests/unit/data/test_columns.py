@@ -147,8 +147,8 @@ def test_a_prompt_of_a_row_replaces_that_of_the_data_set(write: Write, words: To
 def test_prompts_decide_the_digests_of_their_data_set_alone(write: Write) -> None:
     plain, first, second = (open_dataset(write(n, p), ["train"]) for n, p in (("a", [...]), ("b", ["x"]), ("c", ["y"])))
     assert (plain.prompts, plain.prompts_of([0], "x")) == (None, "x")
-    assert len({each.queries.digest for each in (plain, first, second)}) == 3
-    assert len({each.digest for each in (plain, first, second)}) == 3
+    assert len({item.queries.digest for item in (plain, first, second)}) == 3
+    assert len({item.digest for item in (plain, first, second)}) == 3
     assert plain.queries.ids[0] == first.queries.ids[0]  # tables of negatives keep their ids
     assert plain.documents.digest == first.documents.digest
 
@@ -176,7 +176,7 @@ def test_prompts_by_data_set_change_one_preparation(small: Path, words: Tokeniza
     other = tmp_path / "other"
     other.symlink_to(small)
     locations = {
-        name: [open_dataset(path, ["train"], tokenization=each).location for each in (before, after)]
+        name: [open_dataset(path, ["train"], tokenization=value).location for value in (before, after)]
         for name, path in (("small", small), ("other", other))
     }
     assert locations["small"][0] != locations["small"][1]

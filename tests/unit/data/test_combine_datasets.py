@@ -8,7 +8,7 @@ import pytest
 from raytriever.data.columns import Rows, TokenColumn
 from raytriever.data.combine_datasets import Chained, combine, starts_of
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
-from raytriever.data.records_and_bad_rows import QuarantineReport
+from raytriever.data.records_and_bad_rows import Quarantine
 
 
 class Untouched(list[str]):
@@ -31,7 +31,7 @@ def dataset(
         Queries(queries, column([f"query {q}" for q in queries]), name),
         {split: Judgements(*np.array(rows).T, np.array([1] * len(rows)), np.array([7] * len(rows)))
          for split, rows in splits.items()},
-        QuarantineReport(({"file": name},)),
+        Quarantine(({"file": name},)),
     )  # fmt: skip
 
 

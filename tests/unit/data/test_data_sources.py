@@ -17,7 +17,7 @@ from servers import serving
 
 from raytriever.core.errors import DataError, StorageError
 from raytriever.data.data_sources import Source, open_stream
-from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.file_blocks import parse_block, read_blocks
 from raytriever.data.formats.known_formats import recognize
 from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_dataset
@@ -105,12 +105,12 @@ def read(source: Source, size: int, splits: tuple[str, ...]) -> tuple[list[str],
     """Ids of documents, texts of queries and judged documents of a source in BEIR layout."""
     plan = recognize(source)
     assert (plan.format, {part.split for part in plan.parts} - {None}) == ("beir", set(splits))
-    chunks = [(part, chunk) for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i, size)]
-    records = [parse_chunk(part, chunk).records for part, chunk in chunks]
+    blocks = [(part, block) for i, part in enumerate(plan.parts) for block in read_blocks(part, i, size)]
+    records = [parse_block(part, block).records for part, block in blocks]
     return (
-        [row.id for one in records for row in one.documents],
-        [row.text for one in records for row in one.queries],
-        [row.document for one in records for row in one.judgements],
+        [row.id for record in records for row in record.documents],
+        [row.text for record in records for row in record.queries],
+        [row.document for record in records for row in record.judgements],
     )
 
 
@@ -275,7 +275,7 @@ def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, put: Callable, tmp
     files = manifest["files"]
     before = {file for file in tmp_path.rglob("*") if "node" not in file.parts}
     for name in ("../../own.sh", "/etc/own", "documents/../../x"):
-        changed = {**manifest, "files": {**files, name: files["documents.forms.npy"]}}
+        changed = {**manifest, "files": {**files, name: files["documents.hashes.npy"]}}
         put("sets/own/manifest.json", json.dumps(changed).encode())
         with pytest.raises(StorageError, match="outside of it"):
             open_dataset(uri, ["train"])

@@ -1,4 +1,4 @@
-"""Figures of a data set; and queries that are trained on and measured, refused where they are many."""
+"""Statistics of a data set; and queries that are trained on and measured, refused where they are many."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_figures_match_the_data_set(small: Path, words: Tokenization, tmp_path: 
 
 def test_texts_are_compared_without_case_and_white_space(tmp_path: Path) -> None:
     splits = {"train": ["What is  RAY?", "b"], "test": ["what is ray?", " what\tis ray? ", "c", "d"], "dev": ["x"]}
-    texts = [text for each in splits.values() for text in each]
-    judged = {split: [(texts.index(text), 0) for text in each] for split, each in splits.items()}
+    texts = [text for split in splits.values() for text in split]
+    judged = {split: [(texts.index(text), 0) for text in item] for split, item in splits.items()}
     dataset = open_dataset(write_beir(tmp_path / "set", ["t"], texts, **judged), list(splits))
     test, dev = overlaps([(dataset, "train")], [(dataset, "test"), (dataset, "dev")])
-    assert (test.shared, test.queries, test.share) == (2, 4, 0.5)
+    assert (test.shared, test.queries, test.fraction) == (2, 4, 0.5)
     assert (dev.shared, dev.queries) == (0, 1)
     assert str(test).startswith("2 of 4 queries of split 'test' (50.0%) are training queries too")
 

@@ -43,12 +43,12 @@ def hard_negatives(examples: Examples, indices: np.ndarray, epochs: np.ndarray, 
     return examples.groups(indices, epochs, 1, count)[1][:, 1:]
 
 
-def test_the_positive_is_drawn_again_each_epoch_and_all_occur() -> None:
+def test_the_positive_is_sampled_again_each_epoch_and_all_occur() -> None:
     examples = Examples.of(DATASET, "train", seed=0)
-    drawn = np.array([examples.drawn_positives(*every(examples, epoch), 1)[:, 0] for epoch in range(300)])
-    assert set(drawn[:, 0]) == {1}
-    assert set(drawn[:, 2]) == {0}
-    counts = {document: int((drawn[:, 1] == document).sum()) for document in (2, 5, 7)}
+    sampled = np.array([examples.sampled_positives(*every(examples, epoch), 1)[:, 0] for epoch in range(300)])
+    assert set(sampled[:, 0]) == {1}
+    assert set(sampled[:, 2]) == {0}
+    counts = {document: int((sampled[:, 1] == document).sum()) for document in (2, 5, 7)}
     assert sum(counts.values()) == 300
     assert min(counts.values()) > 70
 
@@ -73,28 +73,28 @@ def test_mined_negatives_do_not_repeat_until_they_must() -> None:
     examples = Examples.of(DATASET, "train", seed=3, negatives=TABLE)
     seen = set()
     for epoch in range(50):
-        drawn = hard_negatives(examples, *every(examples, epoch), 3)
-        assert len(set(drawn[0])) == 3
-        assert set(drawn[0]) <= {3, 4, 6, 8}
-        assert set(drawn[1]) == {9, 10}
-        assert drawn[1][0] == drawn[1][2]  # wrapped in the drawn order
-        seen.add(tuple(drawn[0]))
+        sampled = hard_negatives(examples, *every(examples, epoch), 3)
+        assert len(set(sampled[0])) == 3
+        assert set(sampled[0]) <= {3, 4, 6, 8}
+        assert set(sampled[1]) == {9, 10}
+        assert sampled[1][0] == sampled[1][2]  # wrapped in the sampled order
+        seen.add(tuple(sampled[0]))
     assert len(seen) > 10
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 1000), count=st.integers(0, 6), mined=st.booleans())
-def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, count: int, mined: bool) -> None:
+def test_samples_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, count: int, mined: bool) -> None:
     examples = Examples.of(DATASET, "train", seed, TABLE if mined else None)
     indices, epochs = every(examples, epoch)
     whole = hard_negatives(examples, indices, epochs, count)
     assert whole.shape == (3, count)
-    for one in indices:
-        assert (hard_negatives(examples, indices[one : one + 1], epochs[:1], count)[0] == whole[one]).all()
-        assert not set(whole[one]) & set(examples.positives.of(one))
-        alone = examples.groups(indices[one : one + 1], epochs[:1], 2, count)
+    for index in indices:
+        assert (hard_negatives(examples, indices[index : index + 1], epochs[:1], count)[0] == whole[index]).all()
+        assert not set(whole[index]) & set(examples.positives.of(index))
+        alone = examples.groups(indices[index : index + 1], epochs[:1], 2, count)
         together = examples.groups(indices, epochs, 2, count)
-        assert all((a[0] == b[one]).all() for a, b in zip(alone, together, strict=True))
+        assert all((a[0] == b[index]).all() for a, b in zip(alone, together, strict=True))
 
 
 def test_random_negatives_avoid_positives_even_where_hardly_any_document_is_left() -> None:
@@ -103,10 +103,17 @@ def test_random_negatives_avoid_positives_even_where_hardly_any_document_is_left
         assert set(hard_negatives(examples, np.array([0]), np.array([epoch]), 4)[0]) == {4}
 
 
-def test_the_draws_never_change() -> None:
+def test_the_samples_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=TABLE)
-    assert [int(examples.drawn_positives(*every(examples, epoch), 1)[1, 0]) for epoch in range(6)] == [7, 7, 2, 7, 7, 2]
+    assert [int(examples.sampled_positives(*every(examples, epoch), 1)[1, 0]) for epoch in range(6)] == [
+        7,
+        7,
+        2,
+        7,
+        7,
+        2,
+    ]
     assert hard_negatives(examples, *every(examples, 2), 2).tolist() == [[4, 3], [9, 10], [8, 1]]
 
 
@@ -152,10 +159,10 @@ def of_origin(row: np.ndarray) -> dict[str, list[int]]:
 @pytest.mark.parametrize("positives", [1, 3])
 def test_negatives_are_mixed_by_origin(positives: int) -> None:
     examples = Examples.of(
-        DATASET, "train", seed=2, negatives=MIXED, shares=parse_mix("bm25=0.5,dense=0.25,random=0.25")
+        DATASET, "train", seed=2, negatives=MIXED, fractions=parse_mix("bm25=0.5,dense=0.25,random=0.25")
     )
     for epoch in range(30):
-        drawn, passages = examples.groups(*every(examples, epoch), positives, 8 - positives + 1)
+        sampled, passages = examples.groups(*every(examples, epoch), positives, 8 - positives + 1)
         group = of_origin(passages[0][passages[0] != 1])  # the one positive of the first query
         assert len(passages[0]) == 9
         # Random documents may be of the table's by chance, so they are counted from above.
@@ -164,13 +171,13 @@ def test_negatives_are_mixed_by_origin(positives: int) -> None:
         assert group["dense"].count(8) >= 2  # wrapped within its origin
         assert len(group["random"]) <= 2
         for row, known in enumerate(([1], [2, 5, 7], [0])):
-            held = (drawn[row] >= 0).sum()
+            held = (sampled[row] >= 0).sum()
             assert not set(passages[row][held:].tolist()) & set(known)
 
 
-def test_the_mixed_draws_never_change() -> None:
+def test_the_mixed_samples_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
-    examples = Examples.of(DATASET, "train", seed=5, negatives=MIXED, shares=parse_mix("bm25=0.5,random=0.5"))
+    examples = Examples.of(DATASET, "train", seed=5, negatives=MIXED, fractions=parse_mix("bm25=0.5,random=0.5"))
     assert hard_negatives(examples, *every(examples, 2), 3).tolist() == [[4, 3, 2], [3, 4, 10], [8, 1, 8]]
 
 
@@ -180,8 +187,8 @@ def test_random_negatives_are_of_the_querys_own_data_set() -> None:
     assert examples.starts.tolist() == [0, 2, 4]
     seen: list[set[int]] = [set(), set(), set(), set()]
     for epoch in range(60):
-        for row, drawn in enumerate(hard_negatives(examples, *every(examples, epoch), 3)):
-            seen[row] |= set(drawn.tolist())
+        for row, sampled in enumerate(hard_negatives(examples, *every(examples, epoch), 3)):
+            seen[row] |= set(sampled.tolist())
     assert seen == [set(range(1, 6)), {0, 1, 2, 5}, {6, 7, 10}, {6, 8, 9, 10}]
 
 
@@ -202,10 +209,10 @@ def dataset(judged: dict[int, list[tuple[int, int, int]]] = JUDGED) -> Retrieval
     return RetrievalDataset("made", Documents(ids, ids, ids), Queries(ids[:5], ids[:5]), {"train": judgements})
 
 
-def drawn(examples: Examples, epoch: int, count: int) -> dict[int, list[int]]:
+def sampled(examples: Examples, epoch: int, count: int) -> dict[int, list[int]]:
     """The positives of each query that is an example."""
     every = np.arange(len(examples))
-    result = examples.drawn_positives(every, np.full(len(every), epoch), count)
+    result = examples.sampled_positives(every, np.full(len(every), epoch), count)
     assert result.shape == (len(every), count)
     for row in result:
         held = row[row >= 0]
@@ -222,7 +229,7 @@ def test_homogeneous_groups_are_of_one_source(sources: str, codes: set[int], cou
     examples = Examples.of(dataset(), "train", 0, sources=sources)
     seen: dict[int, set[int]] = {query: set() for query in wanted}
     for epoch in range(40):
-        result = drawn(examples, epoch, count)
+        result = sampled(examples, epoch, count)
         assert result.keys() == wanted.keys()
         for query, documents in result.items():
             assert set(documents) <= wanted[query]
@@ -236,7 +243,7 @@ def test_heterogeneous_groups_begin_with_one_human_positive(count: int) -> None:
     examples = Examples.of(dataset(), "train", 0, sources="human-first")
     firsts = set()
     for epoch in range(40):
-        result = drawn(examples, epoch, count)
+        result = sampled(examples, epoch, count)
         assert result.keys() == {0, 1, 3}  # query 2 has no human one to begin with
         assert result[0][0] == 0
         assert set(result[0][1:]) <= {1, 2, 3}
@@ -252,9 +259,9 @@ def test_ranked_positives_are_the_first_of_the_list_in_every_epoch() -> None:
     llm = Examples.of(dataset(), "train", 0, sources="llm", ranked=True)
     first = Examples.of(dataset(), "train", 0, sources="human-first", ranked=True)
     for epoch in range(5):
-        assert drawn(llm, epoch, 1) == {0: [2], 2: [7], 3: [9]}
-        assert drawn(llm, epoch, 2) == {0: [2, 1], 2: [7, 6], 3: [9]}
-        assert drawn(first, epoch, 3) == {0: [0, 2, 1], 1: [4], 3: [8, 9]}
+        assert sampled(llm, epoch, 1) == {0: [2], 2: [7], 3: [9]}
+        assert sampled(llm, epoch, 2) == {0: [2, 1], 2: [7, 6], 3: [9]}
+        assert sampled(first, epoch, 3) == {0: [0, 2, 1], 1: [4], 3: [8, 9]}
 
 
 def test_every_relevant_document_stays_known_and_no_negative() -> None:
@@ -280,11 +287,13 @@ def test_a_source_that_nobody_has_is_refused() -> None:
         Examples.of(dataset({0: [(0, LLM, 0)]}), "train", 0, sources="human-first")
 
 
-SHARES = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=5, max_size=5).filter(lambda row: sum(row) > 0)
+FRACTIONS = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=5, max_size=5).filter(
+    lambda row: sum(row) > 0
+)
 
 
-def mix(**shares: float) -> np.ndarray:
-    return np.array([shares.get(name.replace("-", "_"), 0.0) for name in ORIGINS])
+def mix(**fractions: float) -> np.ndarray:
+    return np.array([fractions.get(name.replace("-", "_"), 0.0) for name in ORIGINS])
 
 
 def test_a_mix_is_read_and_adds_up_to_one() -> None:
@@ -298,11 +307,11 @@ def test_a_mix_is_read_and_adds_up_to_one() -> None:
     ("text", "message"),
     [
         ("bm24=1", "negatives_mix: unknown origin 'bm24'; did you mean 'bm25'?"),
-        ("bm25", "the share of 'bm25' is ''; give a number above 0"),
-        ("bm25=0", "the share of 'bm25' is '0'"),
-        ("bm25=-1", "the share of 'bm25' is '-1'"),
-        ("bm25=nan", "the share of 'bm25' is 'nan'"),
-        ("bm25=inf", "the share of 'bm25' is 'inf'"),
+        ("bm25", "the fraction of 'bm25' is ''; give a number above 0"),
+        ("bm25=0", "the fraction of 'bm25' is '0'"),
+        ("bm25=-1", "the fraction of 'bm25' is '-1'"),
+        ("bm25=nan", "the fraction of 'bm25' is 'nan'"),
+        ("bm25=inf", "the fraction of 'bm25' is 'inf'"),
         ("bm25=1,", "unknown origin ''"),
         ("bm25=1,bm25=2", "'bm25' occurs twice"),
     ],
@@ -317,21 +326,21 @@ def test_a_wrong_mix_is_reported(text: str, message: str) -> None:
 @example([0.1, 0.2, 0.3, 0.0, 0.0], [True] * 5, 3, 0.0)
 @settings(max_examples=40, deadline=None)
 @given(
-    shares=SHARES,
+    fractions=FRACTIONS,
     there=st.lists(st.booleans(), min_size=5, max_size=5),
     wanted=st.integers(0, 40),
     shift=st.floats(0, 1, exclude_max=True),
 )
-def test_a_group_is_whole_and_nearest_to_its_shares(
-    shares: list[float], there: list[bool], wanted: int, shift: float
+def test_a_group_is_whole_and_nearest_to_its_fractions(
+    fractions: list[float], there: list[bool], wanted: int, shift: float
 ) -> None:
-    parts = np.array(shares) / sum(shares)
+    parts = np.array(fractions) / sum(fractions)
     counts = counts_by_origin(parts, np.array([there]), np.array([wanted]), np.array([shift]))[0]
     assert counts.sum() == wanted
     assert (counts >= 0).all()
     absent = ~np.array(there)
-    absent[RANDOM] = shares[RANDOM] == 0 and any(
-        have and share for have, share in zip(there[:RANDOM], shares[:RANDOM], strict=True)
+    absent[RANDOM] = fractions[RANDOM] == 0 and any(
+        have and fraction for have, fraction in zip(there[:RANDOM], fractions[:RANDOM], strict=True)
     )
     assert not counts[absent].any()
     if there[:RANDOM] == [True] * RANDOM and parts[:RANDOM].sum() > 0:
@@ -339,15 +348,15 @@ def test_a_group_is_whole_and_nearest_to_its_shares(
 
 
 @pytest.mark.parametrize("wanted", [1, 7])
-def test_shares_hold_in_expectation_even_for_one_negative(wanted: int) -> None:
-    shares = mix(gold=0.05, bm25=0.5, dense=0.25, random=0.2)
+def test_fractions_hold_in_expectation_even_for_one_negative(wanted: int) -> None:
+    fractions = mix(gold=0.05, bm25=0.5, dense=0.25, random=0.2)
     shift = (np.arange(10_000) + 0.5) / 10_000
-    counts = counts_by_origin(shares, np.ones((10_000, 5), bool), np.full(10_000, wanted), shift)
-    np.testing.assert_allclose(counts.mean(axis=0), shares * wanted, atol=1e-3)
+    counts = counts_by_origin(fractions, np.ones((10_000, 5), bool), np.full(10_000, wanted), shift)
+    np.testing.assert_allclose(counts.mean(axis=0), fractions * wanted, atol=1e-3)
 
 
 def test_an_origin_without_negatives_leaves_its_share_to_the_others_and_random_comes_last() -> None:
-    shares = mix(bm25=0.4, dense=0.4, random=0.2)
+    fractions = mix(bm25=0.4, dense=0.4, random=0.2)
     there = np.array([[0, 1, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 1, 0]], dtype=bool)
-    counts = counts_by_origin(shares, there, np.full(4, 10), np.full(4, 0.5))
+    counts = counts_by_origin(fractions, there, np.full(4, 10), np.full(4, 0.5))
     assert counts.tolist() == [[0, 4, 4, 0, 2], [0, 8, 0, 0, 2], [0, 0, 0, 0, 10], [0, 0, 0, 0, 10]]

@@ -17,13 +17,13 @@ from raytriever.core.errors import DataError
 from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.hard_negatives import NegativesTable
-from raytriever.data.hashed_ids import Copies, KeyIndex, forms_of, key_of, keys_of
+from raytriever.data.hashed_ids import Copies, KeyIndex, hash_texts, key_of, keys_of
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.prepare.prepare_dataset import Request
 from raytriever.data.prepare.prepared import PreparedDirectory
 from raytriever.data.sampling.training_examples import Examples
+from raytriever.evaluation.dataset_evaluation import count_copies_above
 from raytriever.evaluation.evaluate_split import evaluate
-from raytriever.evaluation.measurements import count_copies_above
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.report_document import notes_on
 from raytriever.evaluation.results import About
@@ -66,11 +66,11 @@ TEXTS = ["A  kettle", "a kettle", "A drill", "ａ ＤＲＩＬＬ", "a spade", "
 
 
 def test_texts_are_equal_but_for_case_white_space_and_composition() -> None:
-    copies = Copies.of(forms_of([*TEXTS, "A KETTLE", "cafe\u0301", "caf\u00e9", "cafe"]))
+    copies = Copies.of(hash_texts([*TEXTS, "A KETTLE", "cafe\u0301", "caf\u00e9", "cafe"]))
     assert copies.positions.tolist() == [1, 3, 6, 8]
     assert copies.firsts.tolist() == [0, 2, 0, 7]
     assert copies.first(np.array([[0, 1, -1], [6, 9, 3]])).tolist() == [[0, 0, -1], [0, 9, 2]]
-    assert len(Copies.of(forms_of([]))) == len(Copies.of(forms_of(["a", "b"]))) == 0
+    assert len(Copies.of(hash_texts([]))) == len(Copies.of(hash_texts(["a", "b"]))) == 0
 
 
 def _dataset(
@@ -99,8 +99,8 @@ def test_answers_of_equal_questions_and_copies_of_answers_are_known() -> None:
 def test_a_random_negative_is_never_equal_to_a_known_positive() -> None:
     examples = Examples.of(DATASET, "train", 0)
     every = np.arange(4)
-    drawn = np.concatenate([examples.groups(every, np.full(4, epoch), 1, 3)[1][:, 1:] for epoch in range(50)], 1)
-    assert [set(row.tolist()) for row in drawn] == [{2, 3, 5}, {0, 1, 4, 5}, {2, 3, 5}, {0, 1, 2, 3, 4}]
+    sampled = np.concatenate([examples.groups(every, np.full(4, epoch), 1, 3)[1][:, 1:] for epoch in range(50)], 1)
+    assert [set(row.tolist()) for row in sampled] == [{2, 3, 5}, {0, 1, 4, 5}, {2, 3, 5}, {0, 1, 2, 3, 4}]
 
 
 def test_a_corpus_of_copies_of_one_answer_is_refused() -> None:
@@ -133,10 +133,10 @@ def test_prepare_stores_the_forms_and_counts_the_copies(tmp_path: Path) -> None:
     assert directory is not None
     assert [directory.meta["sides"][side]["same_text"] for side in ("documents", "queries")] == [3, 1]
     opened = open_dataset(prepared, ["train"])
-    assert opened.documents.stored_forms is not None
+    assert opened.documents.stored_hashes is not None
     assert opened.documents.copies.positions.tolist() == [1, 3, 6]
     assert opened.queries.copies.positions.tolist() == [2]
-    np.testing.assert_array_equal(opened.documents.forms, forms_of(opened.passages()))
+    np.testing.assert_array_equal(opened.documents.hashes, hash_texts(opened.passages()))
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_weights_are_held_round_by_round(
 ) -> None:
     for run in (1, batch):
         mixture = order_of(sizes, weights, batch, seed, run).stream
-        shares = np.array(weights[: len(sizes)])
-        wanted = shares / shares.sum() * -(-sum(sizes) // run)  # turns of each data set in a round
+        fractions = np.array(weights[: len(sizes)])
+        wanted = fractions / fractions.sum() * -(-sum(sizes) // run)  # turns of each data set in a round
         for number in range(rounds):
             slots = np.bincount(part_of(sizes, mixture.epoch(number).examples), minlength=len(sizes))
             assert (slots % run == 0).all()
@@ -101,12 +101,12 @@ def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
     assert (alone.batch(step) == after.batch(step)).all()
     assert (alone.epochs(step) == after.epochs(step)).all()
     for workers in (1, 2, 4):
-        shares = [worker_slice(alone.batch(step), rank, workers) for rank in range(workers)]
-        assert (np.concatenate(shares) == alone.batch(step)).all()
+        fractions = [worker_slice(alone.batch(step), rank, workers) for rank in range(workers)]
+        assert (np.concatenate(fractions) == alone.batch(step)).all()
 
 
 def test_a_small_data_set_has_its_turn_now_and_then() -> None:
-    # Its share is a tenth of a batch in each round of 101, so it has one.
+    # Its fraction is a tenth of a batch in each round of 101, so it has one.
     order = order_of([1000, 1], [1000, 1], 10, 0, run=10)
     steps = [step for step in range(510) if order.batch(step)[0] == 1000]
     assert [step // 102 for step in steps] == [0, 1, 2, 3, 4]
@@ -175,12 +175,12 @@ def test_by_default_it_is_the_plain_order() -> None:
 def test_every_combination_holds_its_word(mixing: str, no_duplicates: bool, weights: str) -> None:
     order = arrange(BOTH, 8, 0, weights=weights, mixing=mixing, no_duplicates=no_duplicates)
     result = stream(order, 8)
-    share = (result >= 90).mean()
-    assert share == pytest.approx(2 / 3 if weights else 0.4, abs=0.02)
+    fraction = (result >= 90).mean()
+    assert fraction == pytest.approx(2 / 3 if weights else 0.4, abs=0.02)
     per_batch = (result.reshape(-1, 8) >= 90).sum(axis=1)
     assert (set(per_batch) <= {0, 8}) == (mixing == "batches")
     plain = arrange(BOTH, 8, 0, weights=weights, mixing=mixing)
-    left, all_pairs = (shared(one, BOTH.positives, range(order.steps(8))) for one in (order, plain))
+    left, all_pairs = (shared(value, BOTH.positives, range(order.steps(8))) for value in (order, plain))
     assert left < all_pairs / 3 if no_duplicates else left == all_pairs > 0
     for first, last in ((0, 90), (90, 150)):
         epochs = np.concatenate([order.epochs(step) for step in range(order.steps(8))])

@@ -26,7 +26,7 @@ from raytriever.data.prepare import corpus_tokenization
 from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import lent_dev_line, open_all_splits, open_dataset
 from raytriever.data.prepare.prepare_dataset import Request, Runner, in_processes, in_this_process
-from raytriever.data.prepare.text_shards import ShardReport, ShardWriter
+from raytriever.data.prepare.text_shards import ShardSummary, ShardWriter
 from raytriever.training.training_data import TrainingData
 
 
@@ -63,7 +63,7 @@ def test_the_first_of_several_bad_files_is_reported(tmp_path: Path, is_last_firs
     for split in ("dev", "test", "train"):
         (tmp_path / f"{split}.jsonl").write_text('{"anchor": "a question", "positive": ""}\n')
 
-    def run(writer: ShardWriter, total: int) -> Iterator[ShardReport]:
+    def run(writer: ShardWriter, total: int) -> Iterator[ShardSummary]:
         reports = list(in_this_process(writer, total))
         yield from reversed(reports) if is_last_first else reports
 
@@ -284,7 +284,7 @@ def test_whatever_changes_tokens_changes_the_digest(words: Tokenization) -> None
         replace(words, query_prompt="a", passage_prompt="a"),
         replace(words, tokenizer=words.tokenizer.replace("query", "queries")),
     ]
-    assert len({one.digest for one in [words, *others]}) == 5
+    assert len({item.digest for item in [words, *others]}) == 5
     assert "vocab" not in repr(words)
 
 

@@ -1,4 +1,4 @@
-"""Rows of files: JSON lines, arrays and Parquet in chunks of any size, and the quarantine of bad rows."""
+"""Rows of files: JSON lines, arrays and Parquet in blocks of any size, and the quarantine of bad rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pyarrow import parquet
 
 from raytriever.core.errors import DataError, StorageError
 from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns
-from raytriever.data.formats.file_chunks import Parsed, parse_chunk, read_chunks
+from raytriever.data.formats.file_blocks import Parsed, parse_block, read_blocks
 from raytriever.data.formats.file_rows import column_names, numbered_rows, read_elements, read_lines
 from raytriever.data.formats.plan import Kind, Part
 from raytriever.data.formats.tevatron_dpr_and_pairs import dpr_row
-from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, check_share
+from raytriever.data.records_and_bad_rows import Quarantine, bad_entry, check_fraction
 
 ODD = "line\u2028separator\u2029 next\u0085line \x0b\x0c\x1c\x1e \ufeffmark"
 
@@ -34,7 +34,7 @@ def part_of(file: Path, kind: Kind = "json", parse: Any = document_row) -> Part:
 
 
 def parsed(part: Part, size: int = 1 << 20) -> list[Parsed]:
-    return [parse_chunk(part, chunk) for chunk in read_chunks(part, 0, size)]
+    return [parse_block(part, block) for block in read_blocks(part, 0, size)]
 
 
 def texts(part: Part, size: int = 1 << 20) -> list[str]:
@@ -59,11 +59,11 @@ def document(number: int, text: str) -> bytes:
 def test_rows_are_cut_at_newlines_only_at_any_size(tmp_path: Path, name: str, size: int) -> None:
     wanted = [f"{ODD} {n} " + "é" * (n % 50) for n in range(200)]
     file = write(tmp_path / name, [document(n, text) for n, text in enumerate(wanted)])
-    chunks = list(read_chunks(part_of(file), 3, size))
-    assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
-    assert {chunk.part for chunk in chunks} == {3}
-    assert len(chunks) > 1 or size > 1000
-    assert all(len(chunk.payload) < size + 400 for chunk in chunks)
+    blocks = list(read_blocks(part_of(file), 3, size))
+    assert [block.number for block in blocks] == list(range(len(blocks)))
+    assert {block.part for block in blocks} == {3}
+    assert len(blocks) > 1 or size > 1000
+    assert all(len(block.payload) < size + 400 for block in blocks)
     assert texts(part_of(file), size) == wanted
 
 
@@ -108,20 +108,20 @@ def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     rows = [document(n, f"{n * n * 7919} " * 40) for n in range(3000)]
     file.write_bytes(gzip.compress(b"\n".join(rows))[:-100])
-    chunks = read_chunks(part_of(file), 0, 4096)
-    assert next(chunks).first_row == 1
+    blocks = read_blocks(part_of(file), 0, 4096)
+    assert next(blocks).first_row == 1
     with pytest.raises(DataError, match=r"the gzip file is broken after row [1-9]\d+ "):
-        list(chunks)
+        list(blocks)
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_judgements_are_columns_behind_a_header(tmp_path: Path, size: int) -> None:
     rows = [b"\xef\xbb\xbfquery-id\tcorpus-id\tscore\r", b"q1\td1\t1\r", b"", b"q1\td2", b"q\xff\td2\t0", b"q 1\td2\t0"]
     part = part_of(write(tmp_path / "a.tsv", rows), "tsv", partial(judgement_columns, tuple(QRELS_HEADER)))
-    results = [row for one in parsed(part, size) for row in one.records.judgements]
+    results = [row for item in parsed(part, size) for row in item.records.judgements]
     assert [(row.query, row.document, row.score) for row in results] == [("q1", "d1", 1), ("q 1", "d2", 0)]
     assert bad(part, size) == [(4, "2 columns, not 3 separated by tabs"), (5, "byte 0xff at column 2 is not UTF-8")]
-    (judged_nought,) = [row for one in parsed(part, size) for row in one.records.negatives]
+    (judged_nought,) = [row for item in parsed(part, size) for row in item.records.negatives]
     assert (judged_nought.document, judged_nought.origin) == ("d2", "gold")
     assert math.isnan(judged_nought.score)
 
@@ -129,7 +129,7 @@ def test_judgements_are_columns_behind_a_header(tmp_path: Path, size: int) -> No
 def test_a_header_alone_holds_no_judgement(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", [b"query-id\tcorpus-id\tscore"])
     with pytest.raises(DataError, match="has no judgements; give rows of query-id<TAB>corpus-id<TAB>score"):
-        list(read_chunks(part_of(file, "tsv"), 0))
+        list(read_blocks(part_of(file, "tsv"), 0))
 
 
 def part_of_parquet(file: Path, parse: Any = document_row) -> Part:
@@ -143,12 +143,12 @@ def write_parquet(file: Path, **columns: Any) -> Path:
 
 def test_batches_are_about_as_large_as_asked(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "a.parquet", _id=list(range(5000)), text=[f"text {n} " * 20 for n in range(5000)])
-    chunks = list(read_chunks(part_of_parquet(file), 0, 1 << 16))
-    assert len(chunks) > 5
-    assert max(len(chunk.payload) for chunk in chunks) < 4 * (1 << 16)
-    results = [parse_chunk(part_of_parquet(file), chunk) for chunk in chunks]
-    assert [row.id for one in results for row in one.records.documents] == [str(n) for n in range(5000)]
-    assert [number for one in results for number in one.rows_of("documents")] == list(range(1, 5001))
+    blocks = list(read_blocks(part_of_parquet(file), 0, 1 << 16))
+    assert len(blocks) > 5
+    assert max(len(block.payload) for block in blocks) < 4 * (1 << 16)
+    results = [parse_block(part_of_parquet(file), block) for block in blocks]
+    assert [row.id for result in results for row in result.records.documents] == [str(n) for n in range(5000)]
+    assert [number for result in results for number in result.rows_of("documents")] == list(range(1, 5001))
 
 
 def test_a_bad_row_is_quarantined_alone(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_bad_row_is_quarantined_alone(tmp_path: Path) -> None:
     text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
     ids = pa.array(["1", "2", "3", "4", "5"]).dictionary_encode()
     file = write_parquet(tmp_path / "a.parquet", _id=ids, text=text)
-    (result,) = (parse_chunk(part_of_parquet(file), chunk) for chunk in read_chunks(part_of_parquet(file), 0))
+    (result,) = (parse_block(part_of_parquet(file), block) for block in read_blocks(part_of_parquet(file), 0))
     assert [row.id for row in result.records.documents] == ["1", "4"]
     assert [(entry["row"], entry["reason"]) for entry in result.bad] == [
         (2, '"text": byte 0xff at position 1 is not UTF-8'),
@@ -204,7 +204,7 @@ def test_extension_types_are_refused_and_never_unpickled(registered: Pickled, tm
     file = write_parquet(tmp_path / "a.parquet", _id=["1"], text=column)
     assert not (tmp_path / "trace").exists()
     with pytest.raises(DataError) as caught:
-        list(read_chunks(part_of_parquet(file), 0))
+        list(read_blocks(part_of_parquet(file), 0))
     name = "inner" if nested else "text"
     assert str(caught.value).startswith(
         f"{file}: column {name!r} is of the extension type {registered.extension_name!r}"
@@ -222,7 +222,7 @@ def test_broken_files_are_one_line(tmp_path: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[:8] + b"\xff" * 300 + content[308:])
     with pytest.raises(DataError, match="the Parquet file is broken"):
-        list(read_chunks(part_of_parquet(file), 0))
+        list(read_blocks(part_of_parquet(file), 0))
 
 
 VALUES = st.recursive(
@@ -297,8 +297,8 @@ def test_rows_end_at_newlines_only_and_keep_their_numbers(tmp_path: Path) -> Non
         assert rows == [(1, texts[0]), (2, texts[1]), (4, texts[2])]
 
 
-def report_of(row: int, raw: bytes) -> QuarantineReport:
-    return QuarantineReport((bad_entry(str(FILE), row, "not JSON", raw),))
+def report_of(row: int, raw: bytes) -> Quarantine:
+    return Quarantine((bad_entry(str(FILE), row, "not JSON", raw),))
 
 
 def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
@@ -310,12 +310,12 @@ def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
     assert str(report) == f"1 bad row was left out (1 in corpus.jsonl): see {report.path}"
     entry = json.loads(report.path.read_text())
     assert entry == {"file": "corpus.jsonl", "row": 7, "reason": "not JSON", "raw": "\ufffd" + "x" * 199}
-    assert QuarantineReport.read(tmp_path / "run") == report
+    assert Quarantine.read(tmp_path / "run") == report
     assert report.without({"other.jsonl"}).total == 1
     assert report.without({"corpus.jsonl"}).total == 0
     # Nothing bad leaves no file of an earlier reading.
-    nothing = QuarantineReport().write(tmp_path / "run")
-    assert str(nothing) == str(QuarantineReport()) == "no bad rows"
+    nothing = Quarantine().write(tmp_path / "run")
+    assert str(nothing) == str(Quarantine()) == "no bad rows"
     assert nothing.path is None
     assert not list((tmp_path / "run").iterdir())
     (tmp_path / "file").write_text("")
@@ -325,14 +325,14 @@ def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
 
 def test_too_many_bad_rows_stop_with_one_line() -> None:
     first = bad_entry(str(FILE), 7, "not JSON", b"")
-    check_share("other.jsonl", 1, 0, None, 0.01)
-    check_share(str(FILE), 200, 2, first, 0.01)
-    check_share(str(FILE), 3, 1, first, 0.01)  # rounded up
-    for rows, bad, share in ((1, 1, 0.01), (100, 1, 0.0), (3, 3, 0.99)):
+    check_fraction("other.jsonl", 1, 0, None, 0.01)
+    check_fraction(str(FILE), 200, 2, first, 0.01)
+    check_fraction(str(FILE), 3, 1, first, 0.01)  # rounded up
+    for rows, bad, fraction in ((1, 1, 0.01), (100, 1, 0.0), (3, 3, 0.99)):
         with pytest.raises(DataError):
-            check_share(str(FILE), rows, bad, first, share)
+            check_fraction(str(FILE), rows, bad, first, fraction)
     with pytest.raises(DataError) as caught:
-        check_share(str(FILE), 199, 3, first, 0.01)
+        check_fraction(str(FILE), 199, 3, first, 0.01)
     assert str(caught.value) == (
         "corpus.jsonl row 7: not JSON; 3 of 199 rows are bad (1.51%), more than the 1 % allowed by "
         "max_bad_rows; correct the rows, or raise max_bad_rows"

@@ -105,8 +105,8 @@ def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
     assert (alone.batch(step) == after.batch(step)).all()
     assert (alone.epochs(step) == after.epochs(step)).all()
     for workers in (1, 2, 4):
-        shares = [worker_slice(alone.batch(step), rank, workers) for rank in range(workers)]
-        assert (np.concatenate(shares) == alone.batch(step)).all()
+        fractions = [worker_slice(alone.batch(step), rank, workers) for rank in range(workers)]
+        assert (np.concatenate(fractions) == alone.batch(step)).all()
 
 
 def test_the_spread_order_never_changes() -> None:

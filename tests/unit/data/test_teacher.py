@@ -76,7 +76,7 @@ def test_tables_of_several_data_sets_are_one() -> None:
         ([0, 0, 0, 0], None, []),
     ],
 )
-def test_labels_are_those_of_the_data_or_shares_of_the_highest_grade(
+def test_labels_are_those_of_the_data_or_fractions_of_the_highest_grade(
     scores: list[int], labels: list[float] | None, expected: list[float]
 ) -> None:
     pairs = np.arange(4)

@@ -98,7 +98,7 @@ def test_a_query_with_only_an_absent_document_has_an_answer(small: Path) -> None
     assert "conflicting" in dataset.quarantine.entries[-1]["reason"]
 
 
-def test_dev_taken_from_train_takes_its_share(small: Path) -> None:
+def test_dev_taken_from_train_takes_its_fraction(small: Path) -> None:
     without_answer(small, "train", [f"u{n}" for n in range(20)])
     whole, lent = open_dataset(small, ["train"]), open_dataset(small, ["train", "dev"])
     assert len(whole.unanswerable["train"]) == 20
@@ -172,7 +172,7 @@ def test_queries_are_appended(small: Path) -> None:
     assert [again.queries.ids[row] for row in (0, 40, 41, 42)] == ["q0", "foreign:0", "foreign:1", "other:0"]
     assert [again.queries.texts[row] for row in (0, 40, 42)] == ["query 0", "who painted it", "what"]
     assert len({dataset.digest, more.digest, again.digest}) == 3
-    assert len(again.queries.forms) == 43
+    assert len(again.queries.hashes) == 43
     assert more.judgements["test"].queries.tolist() == dataset.judgements["test"].queries.tolist()
     other = with_questions(dataset, "calibration", ["why"], "foreign")
     assert (len(other.judgements["calibration"]), other.unanswerable["calibration"].tolist()) == (0, [40])

@@ -21,7 +21,7 @@ from prepared import prepare
 from raytriever.core.errors import StorageError
 from raytriever.core.store import capacity
 from raytriever.core.store.commit import FileEntry, leftovers, read_manifest
-from raytriever.data.formats.file_chunks import FileChunk, Parsed
+from raytriever.data.formats.file_blocks import FileBlock, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import prepare_dataset, text_shards
 from raytriever.data.prepare.prepare_dataset import Request, in_this_process
@@ -46,11 +46,11 @@ pipeline.prepare(pipeline.Request(sys.argv[1]), run, Path(sys.argv[2]))
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of which the first file alone has more than `FINISHED` chunks; one of its rows is bad."""
-    draw = random.Random(0)
+    """A data set of which the first file alone has more than `FINISHED` blocks; one of its rows is bad."""
+    sample = random.Random(0)
     folder = tmp_path_factory.mktemp("source") / "words"
     write_beir(
-        folder, [" ".join(draw.choices(("one", "two", "three"), k=30)) for _ in range(280)], ["one"], train=[(0, 0)]
+        folder, [" ".join(sample.choices(("one", "two", "three"), k=30)) for _ in range(280)], ["one"], train=[(0, 0)]
     )
     lines = (folder / "corpus.jsonl").read_text().split("\n")
     lines[7] = "{"
@@ -82,15 +82,15 @@ def killed(left: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of the chunks that are parsed."""
+    """Numbers of the blocks that are parsed."""
     numbers: list[int] = []
-    parse = text_shards.parse_chunk
+    parse = text_shards.parse_block
 
-    def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
-        numbers.append(chunk.number)
-        return parse(part, chunk)
+    def parse_block(part: Part, block: FileBlock) -> Parsed:
+        numbers.append(block.number)
+        return parse(part, block)
 
-    monkeypatch.setattr(text_shards, "parse_chunk", parse_chunk)
+    monkeypatch.setattr(text_shards, "parse_block", parse_block)
     return numbers
 
 
@@ -119,7 +119,7 @@ def cut_off(leftover: Path) -> None:
     """What a killed process writes: files of a shard, a file that has no name yet, and one that `assemble` makes."""
     (leftover / "documents" / f"00000-{FINISHED:06d}.arrow").write_bytes(b"ARROW1")
     (leftover / WORK / "0a1b2c.npz").touch()
-    (leftover / "documents.forms.npy").write_bytes(b"")
+    (leftover / "documents.hashes.npy").write_bytes(b"")
 
 
 def flip(file: Path) -> None:
@@ -183,9 +183,9 @@ def test_finished_shards_stay(
     files, said = go_on(source, tmp_path / "out")
     assert said == [f"words: a preparation was killed; continuing after {FINISHED} shards"]
     manifest = read_manifest(whole)
-    chunks = len([name for name in manifest["files"] if re.fullmatch(r"documents/00000-\d+\.arrow", name)])
-    assert chunks > FINISHED + 2
-    assert parsed[: parsed.index(0)] == [*again, *range(FINISHED, chunks)]
+    blocks = len([name for name in manifest["files"] if re.fullmatch(r"documents/00000-\d+\.arrow", name)])
+    assert blocks > FINISHED + 2
+    assert parsed[: parsed.index(0)] == [*again, *range(FINISHED, blocks)]
     assert (files, read_manifest(tmp_path / "out")["meta"]) == (manifest["files"], manifest["meta"])
     assert not killed.exists()
     assert not leftovers(tmp_path / "out")

@@ -45,7 +45,7 @@ ABSENT = [
     "q130\tgone 3\t0",
     "q128\tgone-1\t2",
 ]
-SHARE = 0.5
+FRACTION = 0.5
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def by_trec_eval(folder: Path, run_file: Path, level: int = 1) -> dict[str, floa
         run = pytrec_eval.parse_run(stream)
     result = pytrec_eval.RelevanceEvaluator(qrels, set(TREC.values()), relevance_level=level).evaluate(run)
     assert result.keys() == qrels.keys()
-    return {ours: float(np.mean([one[trec] for one in result.values()])) for ours, trec in TREC.items()}
+    return {ours: float(np.mean([value[trec] for value in result.values()])) for ours, trec in TREC.items()}
 
 
 def opened(folder: Path) -> RetrievalDataset:
-    return open_dataset(folder, ["test"], max_bad_rows=SHARE)
+    return open_dataset(folder, ["test"], max_bad_rows=FRACTION)
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -104,7 +104,7 @@ def graded(folder: Path) -> RetrievalDataset:
 def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_encoder: Path) -> None:
     job = EvaluationJob(
         models=read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
-        datasets=describe_datasets([str(folder)], "test", Protocol((*TREC, "auc")), SHARE),
+        datasets=describe_datasets([str(folder)], "test", Protocol((*TREC, "auc")), FRACTION),
         baselines=["bm25"],
         precision="fp32",
     )
@@ -145,7 +145,7 @@ def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_
     first = train.read_text().splitlines()
     train.write_text("\n".join([*first, *(f"{row.split(chr(9))[0]}\tgone-4\t1" for row in first[1:])]) + "\n")
     (folder / "qrels" / "dev.tsv").unlink(missing_ok=True)
-    dataset = open_dataset(folder, ["train", "dev", "test"], max_bad_rows=SHARE)
+    dataset = open_dataset(folder, ["train", "dev", "test"], max_bad_rows=FRACTION)
     for split in ("train", "dev"):
         assert np.array_equal(dataset.absent[split].queries, np.unique(dataset.judgements[split].queries))
     small = sample_corpus(dataset, "test", 3, 0, lambda every: Bm25Index(every.passages()))
@@ -158,6 +158,6 @@ def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_
     assert len(both.absent["test"]) == 6
     assert both.absent["test"].queries[3:].tolist() == (dataset.absent["test"].queries + len(dataset.queries)).tolist()
     write_annotated(tmp_path / "copy", dataset, "train", {}, {}, "human", {})
-    again = open_dataset(tmp_path / "copy", ["train", "dev", "test"], max_bad_rows=SHARE)
+    again = open_dataset(tmp_path / "copy", ["train", "dev", "test"], max_bad_rows=FRACTION)
     assert again.absent.keys() == dataset.absent.keys()
     assert again.absent["test"].documents == dataset.absent["test"].documents

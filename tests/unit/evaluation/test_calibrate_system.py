@@ -1,4 +1,4 @@
-"""Thresholds in tables, on the page and in the tracker: few answers, none, and aims out of reach are explained."""
+"""Thresholds in tables, on the page and in the tracker: few answers, none, and targets out of reach are explained."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from beir import write_beir
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.answer_decisions import ModelDecision, confidence_rows, questions_of, threshold_rows
 from raytriever.evaluation.calibrate_system import _later
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation, auc_rows
 from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.evaluation_settings import CONFIDENCES
-from raytriever.evaluation.measurements import DatasetMeasurement, auc_rows
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.report_document import document, format_results, points_of, thresholds_markdown
 from raytriever.evaluation.result_tables import Cell, ReportTable
@@ -32,8 +32,8 @@ from raytriever.metrics.score_to_probability import CalibrationError
 from raytriever.retrieval.mining.bm25 import Bm25Index
 
 
-def measured_of(split: str = "test") -> DatasetMeasurement:
-    return DatasetMeasurement(EvaluationDataset("d", {"d": "d"}, split), [])
+def evaluated_of(split: str = "test") -> DatasetEvaluation:
+    return DatasetEvaluation(EvaluationDataset("d", {"d": "d"}, split), [])
 
 
 def page_of(results: Results) -> ReportTable:
@@ -41,9 +41,9 @@ def page_of(results: Results) -> ReportTable:
     return table
 
 
-def rows_of_answers(choosing: RankedQuestions, checking: RankedQuestions, *aims: Any) -> list[ThresholdRow]:
-    made = decide(choosing, checking, aims, "score")
-    return threshold_rows(measured_of(), [ModelDecision("m", made, [], CalibrationError(0.1, 0.0, 0.2), [])], "dev")
+def rows_of_answers(choosing: RankedQuestions, checking: RankedQuestions, *targets: Any) -> list[ThresholdRow]:
+    made = decide(choosing, checking, targets, "score")
+    return threshold_rows(evaluated_of(), [ModelDecision("m", made, [], CalibrationError(0.1, 0.0, 0.2), [])], "dev")
 
 
 def questions(scores: list[float], right: int, without: int = 0) -> RankedQuestions:
@@ -56,19 +56,19 @@ def questions(scores: list[float], right: int, without: int = 0) -> RankedQuesti
 def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     choosing = questions([0.9] * 40 + [0.2] * 20, 40)
     [few] = rows_of_answers(choosing, questions([0.9] + [0.1] * 59, 1, 10), ("top_precision", 1.0))
-    assert few.shares["coverage"].value == 1 / 50
-    assert few.checked == few.shares["top_precision"] == Proportion(1, 1, pytest.approx(0.2065, abs=1e-4), 1.0)
+    assert few.fractions["coverage"].value == 1 / 50
+    assert few.checked == few.fractions["top_precision"] == Proportion(1, 1, pytest.approx(0.2065, abs=1e-4), 1.0)
     assert few.unanswerable["given"] == Proportion(0, 10, 0, pytest.approx(0.2775, abs=1e-4))
     assert few.notes == ["Few answers: 1 of 60 questions of test are answered. Below 30, the precision is uncertain."]
     [none] = rows_of_answers(choosing, questions([0.1] * 60, 30), ("top_precision", 1.0))
-    assert [none.shares[name].part for name in ("coverage", "top_precision", "wrong")] == [0, 0, 0]
-    assert none.shares["top_precision"].whole == 0
+    assert [none.fractions[name].part for name in ("coverage", "top_precision", "wrong")] == [0, 0, 0]
+    assert none.fractions["top_precision"].whole == 0
     assert none.notes == ["No question of test reaches the threshold, so none is answered, and there is no precision."]
     [out, guaranteed] = rows_of_answers(choosing, choosing, ("top_precision", 1.0), ("wrong_answers", 0.01))
     assert out.threshold is not None
-    assert guaranteed.notes == ["There is no threshold: 60 questions are too few: a share of 0.01 needs 99."]
+    assert guaranteed.notes == ["There is no threshold: 60 questions are too few: a fraction of 0.01 needs 99."]
     [out] = rows_of_answers(questions([0.9] * 60, 20), questions([0.9] * 60, 20), ("top_precision", 0.9))
-    assert (out.threshold, out.shares, out.checked) == (None, {}, None)
+    assert (out.threshold, out.fractions, out.checked) == (None, {}, None)
     assert out.notes == [
         "There is no threshold, because no threshold on dev leaves 30 or more top answers with a precision "
         "of 0.9; the best precision is 0.333."
@@ -93,7 +93,7 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     assert points["calibration/m/d/top-precision-1/unanswerable_given"] == 0
 
 
-def test_an_aim_that_its_threshold_misses_is_named() -> None:
+def test_a_target_that_its_threshold_misses_is_named() -> None:
     choosing, checking = questions([0.9] * 40 + [0.2] * 20, 40), questions([0.9] * 40 + [0.2] * 20, 30)
     [missed, wrong] = rows_of_answers(choosing, checking, ("top_precision", 0.9), ("wrong_answers", 0.05))
     assert missed.notes == [
@@ -109,7 +109,7 @@ def test_a_promise_that_is_out_of_reach_names_what_decides_instead() -> None:
     out, f1 = rows_of_answers(some, some, ("wrong_answers", 0.05), ("f1", None))
     assert out.notes == [
         "There is no threshold: too many of the most confident best documents are wrong. The threshold "
-        "of f1 is used; it promises no share."
+        "of f1 is used; it promises no fraction."
     ]
     assert f1.notes == [
         "Few answers: 20 of 40 questions of dev and test are answered. Below 30, the precision is uncertain."
@@ -126,13 +126,13 @@ def test_combined_promises_nothing() -> None:
     bm25, agrees = np.ones((100, 3)), rng.random(100) < 0.5
     some = RankedQuestions(scores, rng.random((100, 1)) < 0.9, np.full(100, ""), bm25, agrees)
     made = decide(some, some, [("wrong_answers", 0.2), ("f1", None)], "combined")
-    rows = threshold_rows(measured_of(), [ModelDecision("m", made, [], CalibrationError(0.1, 0.0, 0.2), [])], "dev")
-    assert rows[0].notes == ["combined is fitted to the same answers, so no share is promised."]
+    rows = threshold_rows(evaluated_of(), [ModelDecision("m", made, [], CalibrationError(0.1, 0.0, 0.2), [])], "dev")
+    assert rows[0].notes == ["combined is fitted to the same answers, so no fraction is promised."]
     assert rows[1].notes == []
 
 
-@pytest.mark.parametrize("share", [0.5, 0.2])
-def test_a_question_that_loses_its_answer_counts_once(share: float, tmp_path: Path, own_cache: Path) -> None:
+@pytest.mark.parametrize("fraction", [0.5, 0.2])
+def test_a_question_that_loses_its_answer_counts_once(fraction: float, tmp_path: Path, own_cache: Path) -> None:
     # The second best document of every question is relevant too, and question 0 has three copies of its best one.
     documents = [text for n in range(40) for text in (f"word{n} word{n}", f"word{n} more", f"word{n} other thing")]
     documents += ["word0 word0"] * 3
@@ -141,10 +141,10 @@ def test_a_question_that_loses_its_answer_counts_once(share: float, tmp_path: Pa
     dataset = open_dataset(str(folder), ["test"])
     index, found = Bm25Index(dataset.passages()), select_judged_queries(dataset, "test", Protocol())
     evaluation = evaluate(dataset, "test", Bm25System(dataset, index), Protocol(), found)
-    some = questions_of(found, evaluation, index, share)
+    some = questions_of(found, evaluation, index, fraction)
     lost = some.kinds == "removed"
-    assert (len(some), lost.sum()) == (40, round(40 * share))
-    fewer = questions_of(found, evaluation, index, share / 2)
+    assert (len(some), lost.sum()) == (40, round(40 * fraction))
+    fewer = questions_of(found, evaluation, index, fraction / 2)
     assert set(some.scores[lost, 0]) >= set(fewer.scores[fewer.kinds == "removed", 0])
     # Ranks 2 to 10 of the questions as they were asked: a second relevant document, or none.
     scores, relevant, owners = _later(some)
@@ -165,17 +165,17 @@ def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:
     def row(choosing: list[float], checking: list[float], wanted: float) -> ThresholdRow:
         """Queries with one positive each, whose scores are given, and one negative at 0.5."""
         pools = [
-            ScoredPools(np.array(each), np.full(len(each), 0.5), *[np.arange(len(each))] * 2)
-            for each in (choosing, checking)
+            ScoredPools(np.array(value), np.full(len(value), 0.5), *[np.arange(len(value))] * 2)
+            for value in (choosing, checking)
         ]
         threshold = choose_pair_threshold(pools[0], "precision", wanted)
         achieved = achieve_pairs(pools[1], threshold.score) if threshold.reached else None
         made = ModelDecision("m", None, [(threshold, achieved)], CalibrationError(0.1, 0.0, 0.2), [])
-        [one] = threshold_rows(measured_of(), [made], "dev")
+        [one] = threshold_rows(evaluated_of(), [made], "dev")
         return one
 
     none = row([0.9] * 4, [0.1] * 30, 1.0)
-    assert (none.shares["pair_precision"].whole, none.shares["pair_recall"].part) == (0, 0)
+    assert (none.fractions["pair_precision"].whole, none.fractions["pair_recall"].part) == (0, 0)
     assert none.notes == ["No pair of test scores at or above the threshold, so there is no precision."]
     out = row([0.1] * 4, [0.9] * 30, 0.9)
     assert out.notes == [
@@ -187,7 +187,7 @@ def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:
 def test_confidences_are_compared_where_they_are_chosen_and_checked() -> None:
     choosing, checking = questions([0.9] * 40 + [0.2] * 20, 40), questions([0.9] * 40 + [0.2] * 20, 35)
     made = [ModelDecision("m", decide(choosing, checking, [("f1", None)], "score"), [], CalibrationError(0, 0, 0), [])]
-    rows = confidence_rows(measured_of(), made, "dev")
+    rows = confidence_rows(evaluated_of(), made, "dev")
     assert [row.confidence for row in rows] == list(CONFIDENCES[:-1])  # BM25 was not asked
     assert [row.decides for row in rows].count(True) == 1
     score = rows[0]
@@ -202,7 +202,7 @@ def test_confidences_are_compared_where_they_are_chosen_and_checked() -> None:
 
 
 def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() -> None:
-    def measured(positives: list[float], negatives: list[float]) -> DatasetMeasurement:
+    def evaluated(positives: list[float], negatives: list[float]) -> DatasetEvaluation:
         evaluation = SimpleNamespace(
             queries=np.arange(len(positives)),
             positive_scores=np.array(positives),
@@ -211,16 +211,16 @@ def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() 
             negative_queries=np.arange(len(negatives)),
             metrics={"auc": 0.5},
         )
-        return DatasetMeasurement(
+        return DatasetEvaluation(
             EvaluationDataset("d", {"d": "d"}, "test"), [SimpleNamespace(evaluations={"m": evaluation}, calibration={})]
         )
 
-    [few] = auc_rows(measured([1.0] * 49 + [-1.0], [0.0] * 50))
+    [few] = auc_rows(evaluated([1.0] * 49 + [-1.0], [0.0] * 50))
     assert (few.auc, few.misordered_queries) == (0.98, 1)
     assert few.low < 0.9 < 0.98 < few.high <= 1
-    [apart] = auc_rows(measured([1.0] * 30, [0.0] * 30))
+    [apart] = auc_rows(evaluated([1.0] * 30, [0.0] * 30))
     assert (apart.auc, apart.high, round(apart.low, 3)) == (1, 1, 0.905)
-    [one] = auc_rows(measured([1.0], [0.0]))
+    [one] = auc_rows(evaluated([1.0], [0.0]))
     lines = format_results(Results(auc=[few, apart, one])).splitlines()
     assert lines[0].startswith("d, m: AUC 0.9800 (95 %: ")
     assert lines[0].endswith("Queries with misordered pairs: 1. Below 10, the interval is uncertain.")

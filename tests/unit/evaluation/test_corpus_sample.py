@@ -38,8 +38,8 @@ def test_judged_documents_stay_and_others_come_by_rank_and_by_seed(dataset: Retr
         dataset.passage_text(position[name]) for name in ids(part)
     ]
     pairs = [
-        {(int(q), each.documents.ids[int(d)]) for q, d in zip(rows.queries, rows.documents, strict=True)}
-        for each, rows in ((dataset, dataset.judgements["dev"]), (part, part.judgements["dev"]))
+        {(int(q), item.documents.ids[int(d)]) for q, d in zip(rows.queries, rows.documents, strict=True)}
+        for item, rows in ((dataset, dataset.judgements["dev"]), (part, part.judgements["dev"]))
     ]
     assert pairs[0] == pairs[1]
     assert np.array_equal(part.positives("dev").queries, dataset.positives("dev").queries)

@@ -71,15 +71,15 @@ def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
     rows = [(0, 3, 1), (0, 8, 2), (0, 5, 0), (1, 9, 2), (1, 4, 2), (2, 10, 2), (3, 7, 1)]
     dataset = dataset_of(["a", "d9", "d10", "d"], [f"d{i}" for i in range(12)], rows)
 
-    def measured(**settings: object) -> Evaluation:
+    def evaluated(**settings: object) -> Evaluation:
         return evaluate_embeddings(dataset, "test", queries, documents, Protocol(("judged_at_12",), **settings))
 
-    assert measured().queries.tolist() == [0, 1, 2, 3]
-    assert measured(level=2).queries.tolist() == [0, 1, 2]
-    assert (len(measured().positive_scores), len(measured(drop_own=False).positive_scores)) == (4, 6)
+    assert evaluated().queries.tolist() == [0, 1, 2, 3]
+    assert evaluated(level=2).queries.tolist() == [0, 1, 2]
+    assert (len(evaluated().positive_scores), len(evaluated(drop_own=False).positive_scores)) == (4, 6)
     assert select_judged_queries(dataset, "test", Protocol()).count_own() == 2
     assert select_judged_queries(dataset, "test", Protocol(drop_own=False)).count_own() == 0
-    strict = measured(level=2)
+    strict = evaluated(level=2)
     assert (len(strict.positive_scores), strict.positive_queries.tolist()) == (2, [0, 1])
     assert len(strict.negative_scores) == 11 + 10 + 11
     assert strict.per_query["judged_at_12"].tolist() == [3 / 12, 1 / 11, 0]
@@ -87,7 +87,7 @@ def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
     recall = evaluate_embeddings(dataset, "test", queries, documents, Protocol(("recall_at_12",)))
     assert recall.per_query["recall_at_12"].tolist() == [1, 0.5, 0, 1]
     with pytest.raises(DataError, match="made, split 'test': no query has a document of grade 3 or more; lower rel"):
-        measured(level=3)
+        evaluated(level=3)
 
 
 def test_accuracy_is_whether_an_answer_is_among_the_best() -> None:
@@ -104,7 +104,7 @@ def test_accuracy_is_whether_an_answer_is_among_the_best() -> None:
         evaluate_embeddings(some, "test", ranks, np.eye(3, dtype=np.float32), protocol)
 
 
-def test_a_dense_and_a_lexical_system_are_measured_alike(
+def test_a_dense_and_a_lexical_system_are_evaluated_alike(
     tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from raytriever.data.prepare.open_dataset import open_dataset

@@ -1,4 +1,4 @@
-"""Quantized and truncated embeddings: from one encoding, equal to models of that width, and to their own table."""
+"""Quantized and truncated embeddings: from one encoding, equal to models of that dimension, and to their own table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytriever.evaluation.evaluated_datasets import describe_datasets
 from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.report_document import format_results
-from raytriever.evaluation.requested_models import EvaluationJob, add_forms, read_models
+from raytriever.evaluation.requested_models import EvaluationJob, add_variants, read_models
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.evaluation.systems import RetrievalBackend
@@ -32,16 +32,16 @@ def job(tiny_encoder: Path, tiny_dataset: Path, own_cache: Path) -> EvaluationJo
     """An evaluation of BM25 and of an encoder in all types, whole and of 12 components."""
     models = read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig())
     return EvaluationJob(
-        models=add_forms(models, EvaluationConfig(dtype="fp32,int8,binary,ubinary", truncate_dim="12,32")),
+        models=add_variants(models, EvaluationConfig(dtype="fp32,int8,binary,ubinary", truncate_dim="12,32")),
         datasets=describe_datasets([str(tiny_dataset)], "test", Protocol(("ndcg_at_10", "auc"))),
         baselines=["tiny"],
-        aims=[("recall", 0.2)],
+        targets=[("recall", 0.2)],
         precision="fp32",
     )
 
 
 @pytest.mark.slow
-def test_forms_are_measured_from_one_encoding(
+def test_quantized_variants_are_evaluated_from_one_encoding(
     job: EvaluationJob, tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded = []
@@ -53,9 +53,9 @@ def test_forms_are_measured_from_one_encoding(
     output = tmp_path / "out"
     results = run_evaluation(job, output, False, Tracker, lambda _: None, RetrievalBackend(encode))
     assert len(encoded) == 1
-    names = [f"tiny-{width}-{dtype}" for width in (12, 32) for dtype in ("fp32", "int8", "binary", "ubinary")]
+    names = [f"tiny-{dim}-{dtype}" for dim in (12, 32) for dtype in ("fp32", "int8", "binary", "ubinary")]
     assert list(results.models) == ["bm25", "tiny", *names]
-    rows = {row.system: row for row in Results.read(output).forms}
+    rows = {row.system: row for row in Results.read(output).variants}
     assert list(rows) == ["tiny", *names]
     assert [row.bytes for row in rows.values()] == [128, 48, 12, 2, 2, 128, 32, 4, 4]
     assert {row.model for row in pairs_with(results.pairs, "tiny")} == {"bm25", *names}
@@ -81,17 +81,17 @@ def test_forms_are_measured_from_one_encoding(
     text = (output / "table.md").read_text()
     assert f"| letters | tiny | 12 | int8 | 12 | {metrics['tiny-12-int8']['ndcg_at_10']:.4f} |" in text
     assert re.search("^letters +tiny +12 +int8 +12 ", format_results(results), re.MULTILINE)
-    # The same width from the model itself, encoded again.
+    # The same dimension from the model itself, encoded again.
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
     narrow = read_models([f"narrow={tiny_encoder}"], ModelConfig(truncate_dim=12))
-    alone = replace(job, models=narrow, baselines=["narrow"], aims=())
+    alone = replace(job, models=narrow, baselines=["narrow"], targets=())
     same = run_evaluation(alone, tmp_path / "narrow", False, Tracker, lambda _: None)
     assert same.models["narrow"]["letters"] == pytest.approx(metrics["tiny-12-fp32"], abs=1e-6)
 
 
 def test_a_corpus_without_a_sample_is_one_line(job: EvaluationJob, tiny_dataset: Path, tmp_path: Path) -> None:
     small = write_beir(tmp_path / "small", ["one"], ["what is one"], test=[(0, 0)])
-    changed = replace(job, datasets=describe_datasets([str(small)], "test"), aims=())
+    changed = replace(job, datasets=describe_datasets([str(small)], "test"), targets=())
     with pytest.raises(DataError, match="small: has no calibration sample for int8, which needs two documents; leave"):
         run_evaluation(changed, tmp_path / "out", False, Tracker, lambda _: None)
     assert not (tmp_path / "out").exists()

@@ -21,7 +21,7 @@ from raytriever.evaluation.evaluated_datasets import (
     rename_duplicates,
     unique_names,
 )
-from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics, removed_share
+from raytriever.evaluation.protocol import metric_title, parse_targets, read_best_metric, read_metrics, removed_fraction
 from raytriever.evaluation.report_document import document, format_results
 from raytriever.evaluation.requested_models import EvaluationJob, choose_baselines, read_models
 from raytriever.evaluation.result_tables import MetricTables, printed, split_text
@@ -54,11 +54,11 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
         (tmp_path / name / "corpus.jsonl").touch()
     given = ["a/letters", "b/letters", "forums", "hf://x/forums-one", "c d", "c_d"]
     sets = rename_duplicates(
-        describe_datasets([str(tmp_path / one) if "://" not in one else one for one in given], "test")
+        describe_datasets([str(tmp_path / item) if "://" not in item else item for item in given], "test")
     )
-    names = [one.name for one in sets]
+    names = [item.name for item in sets]
     assert names == ["a_letters", "b_letters", "forums", "forums-one", "c_d", "c_d-2"]
-    assert [one.is_divided for one in sets] == [False, False, True, False, False, False]
+    assert [item.is_divided for item in sets] == [False, False, True, False, False, False]
     assert list(sets[2].parts) == ["one", "t_wo", "t_wo-2"]
     with pytest.raises(ConfigError, match="two data sets are called 'letters'; give each data set once"):
         rename_duplicates(
@@ -110,25 +110,27 @@ def test_short_names_tell_apart() -> None:
     assert distinct_names(["a b:c", "../runs/model"]) == ["a_b_c", "runs"]
 
 
-def test_aims() -> None:
-    assert parse_aims(["precision=0.9", "Recall=1"]) == [("precision", 0.9), ("recall", 1.0)]
-    assert parse_aims(["wrong-answers=0.05", "f1"]) == [("wrong_answers", 0.05), ("f1", None)]
+def test_targets() -> None:
+    assert parse_targets(["precision=0.9", "Recall=1"]) == [("precision", 0.9), ("recall", 1.0)]
+    assert parse_targets(["wrong-answers=0.05", "f1"]) == [("wrong_answers", 0.05), ("f1", None)]
     for all_of_them in ("wrong-answers=1", "missed=1.0"):
-        with pytest.raises(ConfigError, match="allows any result; give a share below 1"):
-            parse_aims([all_of_them])
+        with pytest.raises(ConfigError, match="allows any result; give a fraction below 1"):
+            parse_targets([all_of_them])
     for wrong in ("precision", "precision=0", "recall=1.1", "f1=0.5", "recall=nan", "recall=x"):
         with pytest.raises(ConfigError, match=r"write top-precision=0\.9, wrong-answers=0\.05, missed=0\.1, ans"):
-            parse_aims([wrong])
+            parse_targets([wrong])
 
 
 def test_the_share_of_questions_that_lose_their_answers() -> None:
-    shares = [removed_share(words) for words in ([], ["more", "other"], ["removed"], ["more", "removed=0.2"])]
-    assert shares == [0, 0, 0.5, 0.2]
+    fractions = [removed_fraction(words) for words in ([], ["more", "other"], ["removed"], ["more", "removed=0.2"])]
+    assert fractions == [0, 0, 0.5, 0.2]
     for wrong in ("removed=0", "removed=1", "removed=", "removed=x", "removed=nan"):
-        with pytest.raises(ConfigError, match=r"is not a share of the questions; give one share above 0 and below 1"):
-            removed_share([wrong])
+        with pytest.raises(
+            ConfigError, match=r"is not a fraction of the questions; give one fraction above 0 and below 1"
+        ):
+            removed_fraction([wrong])
     with pytest.raises(ConfigError, match="is given twice"):
-        removed_share(["removed", "removed=0.2"])
+        removed_fraction(["removed", "removed=0.2"])
 
 
 def test_a_folder_of_data_sets_is_one_of_several_parts(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_missing_data_sets_of_the_suite_are_reported(tmp_path: Path) -> None:
             raise DataError("not there", one.name)
 
     result, missing = find_beir(tmp_path, describe_datasets, opens)
-    assert [(one.name, one.split, one.task) for one in result] == [
+    assert [(item.name, item.split, item.task) for item in result] == [
         ("msmarco", "dev", "MSMARCO"),
         ("webis-touche2020", "test", "Touche2020"),
         ("scifact", "test", "SciFact"),
@@ -200,8 +202,8 @@ def test_marks_are_against_each_baseline_and_corrected_over_data_sets() -> None:
 
 
 def test_a_caption_names_the_split_of_each_data_set() -> None:
-    models = {name: {one: {"ndcg_at_10": 0.5} for one in BEIR} for name in ("a", "b")}
-    splits = {one: "dev" if one == "msmarco" else "test" for one in BEIR}
+    models = {name: {item: {"ndcg_at_10": 0.5} for item in BEIR} for name in ("a", "b")}
+    splits = {item: "dev" if item == "msmarco" else "test" for item in BEIR}
     assert splits["msmarco"] == BEIR["msmarco"].split
     text = printed(MetricTables(models, [], ["a"]).in_print(splits))
     assert "Split test (msmarco: dev), x 100." in text

@@ -83,7 +83,7 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
         models=read_models(["bm25", f"tiny={own}"], ModelConfig()),
         datasets=describe_datasets([str(tiny_dataset), str(forums)], "test", Protocol(METRICS)),
         baselines=["bm25"],
-        aims=[("recall", 0.8), ("answered", 0.6)],
+        targets=[("recall", 0.8), ("answered", 0.6)],
         confidence="score",
         precision="fp32",
     )
@@ -134,7 +134,7 @@ def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: 
             parts = [results.parts[model][name][metric] for name in about.parts]
             assert results.models[model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
     against = pairs_with(results.pairs, "bm25")
-    [row] = [one for one in against if (one.dataset, one.metric) == ("forums", "map_at_100")]
+    [row] = [item for item in against if (item.dataset, item.metric) == ("forums", "map_at_100")]
     apart = results.models["tiny"]["forums"]["map_at_100"] - results.models["bm25"]["forums"]["map_at_100"]
     assert row.difference == pytest.approx(apart, abs=1e-9)
 
@@ -161,14 +161,14 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     assert done.tracker.status == "FINISHED"
     assert done.tracker.points["tiny/forums/map_at_100"] == results.models["tiny"]["forums"]["map_at_100"]
     against = pairs_with(results.pairs, "bm25")
-    [row] = [one for one in against if (one.dataset, one.metric) == ("forums", "auc")]
+    [row] = [item for item in against if (item.dataset, item.metric) == ("forums", "auc")]
     assert done.tracker.points["significance/tiny-bm25/forums/auc_p"] == row.p_holm
     assert done.tracker.points["absent_relevant/letters"] == 0
     # `compare` reads names of three parts as MODEL/DATASET/METRIC.
     models = {name.split("/")[0] for name in done.tracker.points if name.count("/") == 2}
     assert models == {"bm25", "tiny"}
     assert {"results.json", "table.md", "table.tex", "runs", "per_query"} <= set(done.tracker.files)
-    assert done.tracker.tags == {"raytriever.stage": "evaluate"}
+    assert done.tracker.tags == {"raytriever.command": "evaluate"}
     used = done.tracker.settings["models"]["tiny"]
     assert (used["pooling"], used["passage_length"], used["precision"]) == ("mean", 64, "fp32")
     assert done.tracker.settings["device"] in ("cpu", "cuda")
@@ -178,26 +178,28 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
 def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done) -> None:
     rows = done.results.thresholds
     assert len(rows) == 2 * 2 * 2
-    [row] = [one for one in rows if (one.dataset, one.model, one.aim) == ("letters", "tiny", "recall")]
+    [row] = [row for row in rows if (row.dataset, row.model, row.target) == ("letters", "tiny", "recall")]
     assert row.threshold is not None
     with np.load(done.output / "scores" / "tiny" / "letters.npz", allow_pickle=False) as pools:
         above = float((pools["positives"] >= row.threshold).mean())
     assert (row.chosen_on, row.checked_on) == ("dev", "test")
     assert row.chosen is not None
     assert row.chosen >= 0.8
-    assert row.checked == row.shares["pair_recall"]
+    assert row.checked == row.fractions["pair_recall"]
     assert row.checked.value == pytest.approx(above)
     assert row.checked.low <= above <= row.checked.high
-    [row] = [one for one in rows if (one.dataset, one.model, one.aim) == ("letters", "tiny", "answered")]
+    [row] = [row for row in rows if (row.dataset, row.model, row.target) == ("letters", "tiny", "answered")]
     assert (row.checked_on, row.confidence) == ("dev and test", "score")  # 64 queries of two small splits
     points, name = done.tracker.points, "calibration/tiny/letters/answered-0.6"
     assert (points[f"{name}/threshold"], points[f"{name}/chosen"]) == (row.threshold, row.chosen)
     for figure in ("coverage", "top_precision", "wrong"):
-        share = row.shares[figure]
-        assert points[f"{name}/{figure}"] == share.value == share.part / share.whole
-        assert points[f"{name}/{figure}_low"] == share.low
+        fraction = row.fractions[figure]
+        assert points[f"{name}/{figure}"] == fraction.value == fraction.count / fraction.total
+        assert points[f"{name}/{figure}_low"] == fraction.low
     assert not any(name.endswith("/wanted") for name in points)
-    [own] = [one for one in done.results.auc if one.model == "tiny"]  # of two parts there is a mean without an interval
+    [own] = [
+        item for item in done.results.auc if item.model == "tiny"
+    ]  # of two parts there is a mean without an interval
     assert own.low is not None
     assert own.low < own.auc == done.results.models["tiny"]["letters"]["auc"]
     assert points["auc/tiny/letters/low"] == own.low
@@ -266,10 +268,10 @@ def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path, m
     assert one[b] is not kept[1]
     assert one[a] is not first  # it had to give way, and was loaded again
     assert list(one.systems) == ["bm25", "a", "b"]
-    assert one.systems["b"]["width"] == 32
+    assert one.systems["b"]["dim"] == 32
 
 
-def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
+def test_models_of_different_dim_stand_side_by_side(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModel
 
     narrow = Path(shutil.copytree(tiny_encoder, tmp_path / "narrow"))
@@ -277,13 +279,13 @@ def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: 
     config.hidden_size = 16
     AutoModel.from_config(config).save_pretrained(narrow)
     models = read_models([f"wide={tiny_encoder}", str(narrow)], ModelConfig())
-    job = replace(done.job, models=models, baselines=["wide"], datasets=done.job.datasets[:1], aims=())
+    job = replace(done.job, models=models, baselines=["wide"], datasets=done.job.datasets[:1], targets=())
     results = run_evaluation(job, tmp_path / "out", False, Kept, lambda _: None)
-    # Each is searched by itself: different widths change no figure, and are reported.
+    # Each is searched by itself: different dimensions change no figure, and are reported.
     assert results.models["wide"]["letters"] == done.results.models["tiny"]["letters"]
     assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
     assert {row.model for row in pairs_with(results.pairs, "wide")} == {"narrow"}
-    assert [results.systems[name]["width"] for name in ("wide", "narrow")] == [32, 16]
+    assert [results.systems[name]["dim"] for name in ("wide", "narrow")] == [32, 16]
     text = format_results(results)
-    assert "wide: width 32" in text
-    assert "narrow: width 16" in text
+    assert "wide: dimension 32" in text
+    assert "narrow: dimension 16" in text

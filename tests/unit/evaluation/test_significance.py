@@ -48,7 +48,7 @@ def table(shifts: dict[str, list[float]], queries: int = 40) -> Table:
 
 def figures(values: Table) -> dict[str, dict[str, dict[str, float | None]]]:
     return {
-        model: {name: {metric: float(one.mean()) for metric, one in row.items()} for name, row in sets.items()}
+        model: {name: {metric: float(value.mean()) for metric, value in row.items()} for name, row in sets.items()}
         for model, sets in values.items()
     }
 
@@ -66,7 +66,7 @@ def test_only_what_is_above_every_other_model_by_more_than_noise_is_best() -> No
 def test_all_tests_of_a_metric_are_corrected_together() -> None:
     values = table({"a": [0.045] * 9, "b": [0.0] * 9})
     rows = pair_rows(values)
-    means = {model: np.concatenate([one["ndcg_at_10"] for one in sets.values()]) for model, sets in values.items()}
+    means = {model: np.concatenate([value["ndcg_at_10"] for value in sets.values()]) for model, sets in values.items()}
     p = [ttest_rel(*(values[model][name]["ndcg_at_10"] for model in "ab")).pvalue for name in values["a"]]
     p.append(ttest_rel(means["a"], means["b"]).pvalue)  # equal data sets: their mean is that of all queries
     assert [row.dataset for row in rows] == [*values["a"], None]

@@ -56,7 +56,7 @@ def with_teacher(dtype: torch.dtype) -> BatchIds:
 def test_extreme_embeddings_have_finite_gradients_or_are_refused(name: str, dtype: torch.dtype) -> None:
     loss = build_loss(LossConfig(loss=name, temperature=0.01, distribution_weight=0.1))
     documents = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    measured, refusals = [], []
+    metrics, refusals = [], []
     for of_queries, of_passages in ((1, 1), (1e4, 1), (1e4, 1e3), (1e9, 1e9), (1e16, 1e16), (1e20, 1e-20), (1e150, 1)):
         queries, passages = (documents[:2] + 1) * of_queries, documents * of_passages
         inputs = [x.clone().requires_grad_() for x in (queries, passages)]
@@ -68,9 +68,9 @@ def test_extreme_embeddings_have_finite_gradients_or_are_refused(name: str, dtyp
         out.value.backward()
         assert bool(torch.isfinite(torch.stack([out.value.detach(), *out.statistics.values()])).all())
         assert all(bool(torch.isfinite(x.grad).all()) for x in inputs)
-        measured.append(of_queries * of_passages)
+        metrics.append(of_queries * of_passages)
     assert all("overflow" in line or (name == "mw" and "2^30" in line) for line in refusals)
-    assert max(measured) >= (1e4 if name == "mw" else 1e7 if name == "margin-mse" else 1e18)
+    assert max(metrics) >= (1e4 if name == "mw" else 1e7 if name == "margin-mse" else 1e18)
 
 
 @pytest.mark.parametrize("name", ["cosent", "bce"])

@@ -21,7 +21,7 @@ from raytriever.metrics.answer_confidence import (
 from raytriever.metrics.metric_inputs import MetricInputError
 
 
-def drawn(count: int, seed: int = 0) -> RankedQuestions:
+def sampled(count: int, seed: int = 0) -> RankedQuestions:
     """Questions whose best document is right more often if it is far above the second, and BM25 agrees."""
     rng = np.random.default_rng(seed)
     gaps, level = rng.exponential(0.2, count), rng.normal(0, 0.3, count)
@@ -39,7 +39,7 @@ def test_the_settings_name_every_confidence() -> None:
 
 
 def test_the_weights_are_those_of_a_logistic_regression_with_a_penalty() -> None:
-    questions = drawn(300)
+    questions = sampled(300)
     fitted = fit_confidence(COMBINED, questions)
     features = combined_features(questions, 20, fitted.temperature)
     middle, spread = features.mean(axis=0), features.std(axis=0)
@@ -50,7 +50,7 @@ def test_the_weights_are_those_of_a_logistic_regression_with_a_penalty() -> None
 
 
 def test_a_question_does_not_take_part_in_its_own_confidence() -> None:
-    questions = drawn(200)
+    questions = sampled(200)
     held_out = held_out_confidence(COMBINED, questions)
     flipped = questions.relevant.copy()
     flipped[0] = not flipped[0]
@@ -61,13 +61,13 @@ def test_a_question_does_not_take_part_in_its_own_confidence() -> None:
 
 
 def test_the_temperature_reads_no_judgement() -> None:
-    questions = drawn(60)
+    questions = sampled(60)
     flipped = replace(questions, relevant=~questions.relevant)
     assert fit_confidence("entropy", questions) == fit_confidence("entropy", flipped)
 
 
 def test_no_document_is_no_confidence_and_one_kind_of_answer_has_no_weights() -> None:
-    questions = drawn(30)
+    questions = sampled(30)
     scores = questions.scores.copy()
     scores[3] = np.nan
     some = replace(questions, scores=scores)
@@ -81,7 +81,7 @@ def test_no_document_is_no_confidence_and_one_kind_of_answer_has_no_weights() ->
 
 
 def test_what_cannot_be_computed_is_refused() -> None:
-    alone = replace(drawn(30), bm25=None, agrees=None)
+    alone = replace(sampled(30), bm25=None, agrees=None)
     with pytest.raises(MetricInputError, match="the scores of BM25 are missing"):
         fit_confidence(COMBINED, alone)
     with pytest.raises(MetricInputError, match="give one of score, entropy, combined"):

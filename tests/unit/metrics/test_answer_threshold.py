@@ -19,7 +19,7 @@ from raytriever.metrics.intervals import Proportion, wilson
 from raytriever.metrics.metric_inputs import MetricInputError
 
 
-def drawn(rng: np.random.Generator, count: int, unanswerable: float = 0.3) -> RankedQuestions:
+def sampled(rng: np.random.Generator, count: int, unanswerable: float = 0.3) -> RankedQuestions:
     """Questions of which the best score is higher if it is right, and of which some have no answer."""
     kinds = np.where(rng.random(count) < unanswerable, "given", "")
     best = np.round(rng.normal(np.where(kinds == "", 1.0, 0.0), 1), 2)
@@ -34,19 +34,19 @@ def answers_of(questions: RankedQuestions) -> tuple[np.ndarray, np.ndarray, np.n
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("aim", "wanted"),
+    ("target", "wanted"),
     [("top_precision", 0.8), ("answered", 0.6), ("f1", None), ("wrong_answers", 0.1), ("missed", 0.2)],
 )
-def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | None) -> None:
-    questions = drawn(np.random.default_rng(seed), 80)
+def test_thresholds_by_their_definition(seed: int, target: Any, wanted: float | None) -> None:
+    questions = sampled(np.random.default_rng(seed), 80)
     confidence, is_right, answerable = answers_of(questions)
-    chosen = choose_answer_threshold(confidence, is_right, answerable, aim, wanted)
+    chosen = choose_answer_threshold(confidence, is_right, answerable, target, wanted)
     with_answer, values = int(answerable.sum()), {}
     for score in sorted(set(confidence.tolist())):
         at_least = confidence >= score
         shown, right = int(at_least.sum()), int((is_right & at_least).sum())
         answered = int((answerable & at_least).sum())
-        if aim == "top_precision" and shown < FEWEST_ANSWERED:
+        if target == "top_precision" and shown < FEWEST_ANSWERED:
             continue
         values[score] = {
             "top_precision": right / shown,
@@ -54,19 +54,19 @@ def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | Non
             "f1": 2 * right / (shown + with_answer),
             "wrong_answers": (shown - right) / 80,
             "missed": 1 - answered / with_answer,
-        }[aim]
-    if aim == "wrong_answers":
+        }[target]
+    if target == "wrong_answers":
         enough = [score for score, value in values.items() if (value * 80 + 1) / 81 <= wanted + 1e-9]
         assert chosen.score <= min(enough)
         assert not any(chosen.score <= score < min(enough) for score in values)
         assert chosen.value == values[min(enough)]
-    elif aim == "missed":
+    elif target == "missed":
         allowed = [s for s, value in values.items() if (value * with_answer + 1) / (with_answer + 1) <= wanted + 1e-9]
         assert chosen.score == max(allowed)
     else:
         enough = [score for score, value in values.items() if value >= (wanted or max(values.values()))]
         assert chosen.reached == bool(enough)
-        expected = min(enough, default=np.inf) if aim == "top_precision" else max(enough)
+        expected = min(enough, default=np.inf) if target == "top_precision" else max(enough)
         assert (chosen.score, chosen.value) == (expected, values.get(expected, max(values.values())))
 
 
@@ -97,40 +97,40 @@ def test_a_guarantee_that_few_questions_cannot_give_is_out_of_reach() -> None:
 
 
 @pytest.mark.parametrize(
-    ("aim", "wanted"), [("answered", 0.0), ("answered", 1.01), ("f1", 0.5), ("top_precision", None), ("missed", 1.0)]
+    ("target", "wanted"), [("answered", 0.0), ("answered", 1.01), ("f1", 0.5), ("top_precision", None), ("missed", 1.0)]
 )
-def test_refuse_aims_out_of_range(aim: Any, wanted: float | None) -> None:
+def test_refuse_targets_out_of_range(target: Any, wanted: float | None) -> None:
     answers = (np.ones(30), np.ones(30, bool), np.ones(30, bool))
-    with pytest.raises(MetricInputError, match="give a share above 0"):
-        choose_answer_threshold(*answers, aim, wanted)
+    with pytest.raises(MetricInputError, match="give a fraction above 0"):
+        choose_answer_threshold(*answers, target, wanted)
     nothing = (np.ones(30), np.zeros(30, bool), np.zeros(30, bool))
     with pytest.raises(MetricInputError, match="no question has an answer"):
         choose_answer_threshold(*nothing, "f1", None)
 
 
-def test_shares_by_their_definition() -> None:
-    questions = drawn(np.random.default_rng(0), 200)
+def test_fractions_by_their_definition() -> None:
+    questions = sampled(np.random.default_rng(0), 200)
     shown = questions.scores[:, 0] >= 0.5
-    shares, answerable = achieve_answers(shown, questions), questions.answerable
+    fractions, answerable = achieve_answers(shown, questions), questions.answerable
     right = int((shown & questions.right).sum())
-    for share, part, whole in (
-        (shares.answered, int((shown & answerable).sum()), int(answerable.sum())),
-        (shares.top_precision, right, int(shown.sum())),
-        (shares.wrong, int(shown.sum()) - right, 200),
-        (shares.unanswerable["given"], int((shown & ~answerable).sum()), int((~answerable).sum())),
+    for fraction, part, whole in (
+        (fractions.answered, int((shown & answerable).sum()), int(answerable.sum())),
+        (fractions.top_precision, right, int(shown.sum())),
+        (fractions.wrong, int(shown.sum()) - right, 200),
+        (fractions.unanswerable["given"], int((shown & ~answerable).sum()), int((~answerable).sum())),
     ):
-        assert share == Proportion(part, whole, *wilson(part, whole))
-    assert shares.f1.value == 2 * right / (int(shown.sum()) + int(answerable.sum()))
-    assert shares.f1.low < shares.f1.value < shares.f1.high
-    missed = shares.of("missed")
-    assert (missed.value, missed.low) == pytest.approx((1 - shares.answered.value, 1 - shares.answered.high))
+        assert fraction == Proportion(part, whole, *wilson(part, whole))
+    assert fractions.f1.value == 2 * right / (int(shown.sum()) + int(answerable.sum()))
+    assert fractions.f1.low < fractions.f1.value < fractions.f1.high
+    missed = fractions.of("missed")
+    assert (missed.value, missed.low) == pytest.approx((1 - fractions.answered.value, 1 - fractions.answered.high))
     wide = achieve_answers(shown, questions, 0.5)
-    assert wide.answered.high - wide.answered.low > 1.3 * (shares.answered.high - shares.answered.low)
+    assert wide.answered.high - wide.answered.low > 1.3 * (fractions.answered.high - fractions.answered.low)
 
 
 def test_two_splits_with_enough_questions_choose_and_check() -> None:
     rng = np.random.default_rng(1)
-    choosing, checking = drawn(rng, 100), drawn(rng, 60)
+    choosing, checking = sampled(rng, 100), sampled(rng, 60)
     made = decide(choosing, checking, [("answered", 0.5), ("f1", None)], "score")
     assert (made.is_checked_apart, made.confidence.name) == (True, "score")
     [(answered, achieved), (_, of_f1)] = made.thresholds
@@ -142,7 +142,7 @@ def test_two_splits_with_enough_questions_choose_and_check() -> None:
 
 def test_few_questions_are_counted_at_the_threshold_that_decides() -> None:
     rng = np.random.default_rng(2)
-    choosing, checking = drawn(rng, 18), drawn(rng, 18)
+    choosing, checking = sampled(rng, 18), sampled(rng, 18)
     made = decide(choosing, checking, [("answered", 0.6)], "score")
     every = choosing.joined(checking)
     assert (made.is_checked_apart, len(made.chosen[0]), len(made.checked[0])) == (False, 36, 36)
@@ -173,15 +173,15 @@ def test_questions_without_a_document_are_never_shown_one() -> None:
 def test_why_a_promise_is_out_of_reach() -> None:
     kinds = np.where(np.arange(26) < 14, "", "given")
     few = RankedQuestions(np.ones((26, 2)), np.zeros((26, 1), bool), kinds)
-    assert unreachable("missed", 0.05, few) == "14 questions with an answer are too few: a share of 0.05 needs 19"
+    assert unreachable("missed", 0.05, few) == "14 questions with an answer are too few: a fraction of 0.05 needs 19"
     assert unreachable("wrong_answers", 0.05, few) == "too many of the most confident best documents are wrong"
     assert unreachable("missed", 0.1, few) == "too many questions with an answer find no document"
-    assert unreachable("wrong_answers", 0.01, few) == "26 questions are too few: a share of 0.01 needs 99"
+    assert unreachable("wrong_answers", 0.01, few) == "26 questions are too few: a fraction of 0.01 needs 99"
 
 
-# A question has a score s from 0 to 1. Seven in ten have an answer, and then their best document is right in the share
-# s. So at a threshold t of s, 1 - t - 0.35 (1 - t²) of all questions are shown a wrong answer, and t of those with an
-# answer are missed. The entropy of two scores, s and 0, rises with s.
+# A question has a score s from 0 to 1. Seven in ten have an answer, and then their best document is right in the
+# fraction s. So at a threshold t of s, 1 - t - 0.35 (1 - t²) of all questions are shown a wrong answer, and t of those
+# with an answer are missed. The entropy of two scores, s and 0, rises with s.
 def simulated(rng: np.random.Generator, count: int, ties: bool) -> RankedQuestions:
     best = rng.integers(1, 11, count) / 10 if ties else rng.random(count)
     has_answer = rng.random(count) < 0.7
@@ -196,21 +196,21 @@ def test_promises_are_kept_and_intervals_hold_the_truth(count: int, ties: bool) 
     rng, runs = np.random.default_rng(count), 100
     best = np.arange(1, 11) / 10 if ties else (np.arange(2_000) + 0.5) / 2_000
     grid = RankedQuestions(np.stack([best, 0 * best], axis=1), np.zeros((len(best), 1), bool), np.full(len(best), ""))
-    aims: list[Any] = [(aim, alpha) for aim in ("wrong_answers", "missed") for alpha in (0.1, 0.2)]
-    true: dict[Any, list[float]] = {aim: [] for aim in aims}
-    held: dict[Any, list[bool]] = {aim: [] for aim in aims}
+    targets: list[Any] = [(target, alpha) for target in ("wrong_answers", "missed") for alpha in (0.1, 0.2)]
+    true: dict[Any, list[float]] = {target: [] for target in targets}
+    held: dict[Any, list[bool]] = {target: [] for target in targets}
     for _ in range(runs):
         some = simulated(rng, count, ties)
-        made = decide(some, some, aims)
+        made = decide(some, some, targets)
         values = made.confidence.of(grid)
-        for aim, (threshold, achieved) in zip(aims, made.thresholds, strict=True):
-            shown = values >= threshold.score if threshold.reached else np.full(len(best), aim[0] == "missed")
-            truth = (shown * (1 - 0.7 * best)).mean() if aim[0] == "wrong_answers" else (~shown).mean()
-            true[aim].append(float(truth))
+        for target, (threshold, achieved) in zip(targets, made.thresholds, strict=True):
+            shown = values >= threshold.score if threshold.reached else np.full(len(best), target[0] == "missed")
+            truth = (shown * (1 - 0.7 * best)).mean() if target[0] == "wrong_answers" else (~shown).mean()
+            true[target].append(float(truth))
             if achieved is not None:
-                share = achieved.of(aim[0])
-                held[aim].append(bool(share.low <= truth <= share.high))
-    for aim in aims:
-        assert np.mean(true[aim]) <= aim[1] + 2 * np.std(true[aim]) / np.sqrt(runs), aim
-        assert np.mean(held[aim]) >= 0.93, aim
-        assert len(held[aim]) > 0.6 * runs, aim
+                fraction = achieved.of(target[0])
+                held[target].append(bool(fraction.low <= truth <= fraction.high))
+    for target in targets:
+        assert np.mean(true[target]) <= target[1] + 2 * np.std(true[target]) / np.sqrt(runs), target
+        assert np.mean(held[target]) >= 0.93, target
+        assert len(held[target]) > 0.6 * runs, target

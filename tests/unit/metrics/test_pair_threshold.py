@@ -19,9 +19,9 @@ from raytriever.metrics.pair_threshold import (
 
 def test_precision_without_accepted_pairs_is_nan() -> None:
     low = ScoredPools(np.array([0.5]), np.array([0.1]), *[np.zeros(1, int)] * 2)
-    shares = achieve_pairs(low, 9.0)
-    assert np.isnan(shares.precision.value)
-    assert shares.recall.value == 0
+    fractions = achieve_pairs(low, 9.0)
+    assert np.isnan(fractions.precision.value)
+    assert fractions.recall.value == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -40,12 +40,12 @@ def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
             above += len(taken)
             relevant += sum(is_relevant for _, is_relevant in taken)
         result = achieve_pairs(pools, score)
-        assert (result.precision.part, result.precision.whole) == (relevant, above)
+        assert (result.precision.count, result.precision.total) == (relevant, above)
         assert (result.recall.part, result.recall.whole) == (relevant, len(ours))
-        for share in (result.precision, result.recall):
-            assert 0 <= share.low <= share.high <= 1
-            assert not share.low > share.value
-            assert not share.value > share.high
+        for fraction in (result.precision, result.recall):
+            assert 0 <= fraction.low <= fraction.high <= 1
+            assert not fraction.low > fraction.value
+            assert not fraction.value > fraction.high
 
 
 def test_one_accepted_pair_is_no_certain_precision() -> None:
@@ -66,30 +66,30 @@ def test_the_highest_of_thresholds_with_one_f1_is_chosen() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**32 - 1), aim=st.sampled_from(["precision", "recall"]), tenths=st.integers(1, 10))
-def test_equals_trying_every_score(seed: int, aim: str, tenths: int) -> None:
+@given(seed=st.integers(0, 2**32 - 1), target=st.sampled_from(["precision", "recall"]), tenths=st.integers(1, 10))
+def test_equals_trying_every_score(seed: int, target: str, tenths: int) -> None:
     rng = np.random.default_rng(seed)
     positives, negatives = rng.integers(0, 12, rng.integers(1, 12)), rng.integers(-4, 9, rng.integers(0, 40))
     tried = {}
     for score in sorted({*positives.tolist(), *negatives.tolist()}):
         true, false = (positives >= score).sum(), (negatives >= score).sum()
         tried[score] = {"precision": true / (true + false), "recall": true / len(positives)}
-    enough = [score for score, result in tried.items() if result[aim] >= tenths / 10]
+    enough = [score for score, result in tried.items() if result[target] >= tenths / 10]
     result = choose_pair_threshold(
-        ScoredPools(positives.astype(np.float32), negatives.astype(np.float64)), aim, tenths / 10
+        ScoredPools(positives.astype(np.float32), negatives.astype(np.float64)), target, tenths / 10
     )
     assert result.reached == bool(enough)
     if enough:
-        assert result.score == (min(enough) if aim == "precision" else max(enough))
-        assert result.value == tried[result.score][aim]
+        assert result.score == (min(enough) if target == "precision" else max(enough))
+        assert result.value == tried[result.score][target]
     else:
-        assert aim == "precision"
+        assert target == "precision"
         assert result.score == np.inf
-        assert result.value == max(each["precision"] for each in tried.values())
+        assert result.value == max(value["precision"] for value in tried.values())
 
 
 @pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
-def test_refuse_aims_out_of_range(wanted: float) -> None:
+def test_refuse_targets_out_of_range(wanted: float) -> None:
     with pytest.raises(MetricInputError, match="give a value above 0"):
         choose_pair_threshold(ScoredPools(np.ones(2), np.zeros(2)), "recall", wanted)
 

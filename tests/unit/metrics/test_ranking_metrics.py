@@ -17,7 +17,7 @@ from raytriever.metrics.ranking_metrics import (
     RANKING_METRICS,
     Relevance,
     accuracy,
-    measure_ranking,
+    evaluate_ranking,
     mrr,
     ranking_metric,
     title,
@@ -51,19 +51,19 @@ def judged(grades: np.ndarray) -> Relevance:
     queries=st.integers(1, 6),
     documents=st.integers(1, 150),
     level=st.integers(1, 3),
-    share=st.floats(0, 1),
+    fraction=st.floats(0, 1),
 )
 def test_equals_trec_eval_with_ties_grades_and_what_is_missing(
-    seed: int, queries: int, documents: int, level: int, share: float
+    seed: int, queries: int, documents: int, level: int, fraction: float
 ) -> None:
     rng = np.random.default_rng(seed)
     ids = [f"d{i}" for i in rng.permutation(documents)]
     scores = rng.integers(-2, 3, (queries, documents)) * rng.choice([0.1, 1e-9, 1e30])
     grades = rng.choice([-2, -1, 0, 0, 1, 2, 3], (queries, documents))
     grades[:, 0] = level  # pytrec_eval skips a query without judgements
-    listed = rng.random((queries, documents)) < share
+    listed = rng.random((queries, documents)) < fraction
     ranking = order_results(scores, np.where(listed, np.arange(documents), -1), tie_order(ids))
-    ours = measure_ranking(ranking, judged(grades), TREC_NAMES, level)
+    ours = evaluate_ranking(ranking, judged(grades), TREC_NAMES, level)
 
     qrels = {
         f"q{i}": {ids[j]: int(grades[i, j]) for j in range(documents) if grades[i, j] > -2} for i in range(queries)
@@ -82,7 +82,7 @@ def test_equals_trec_eval_with_ties_grades_and_what_is_missing(
     }
     theirs = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}, relevance_level=level).evaluate(cut)
     expected = [theirs[f"q{i}"]["recip_rank"] if f"q{i}" in theirs else 0.0 for i in range(queries)]
-    np.testing.assert_allclose(measure_ranking(ranking, judged(grades), ["mrr_at_4"], level)["mrr_at_4"], expected)
+    np.testing.assert_allclose(evaluate_ranking(ranking, judged(grades), ["mrr_at_4"], level)["mrr_at_4"], expected)
 
 
 @pytest.mark.data
@@ -107,7 +107,7 @@ def test_equals_trec_eval_on_the_judgements_of_trec_deep_learning(data_packs: Pa
     for index, query in enumerate(queries):
         listed[index, : len(run[query])] = np.searchsorted(documents, list(run[query]))
         scores[index, : len(run[query])] = list(run[query].values())
-    ours = measure_ranking(order_results(scores, listed, tie_order(documents)), relevance, TREC_NAMES, level=2)
+    ours = evaluate_ranking(order_results(scores, listed, tie_order(documents)), relevance, TREC_NAMES, level=2)
 
     qrels: dict[str, dict[str, int]] = {}
     for query, document, grade in rows:
@@ -131,7 +131,7 @@ def test_accuracy_is_trec_evals_success_over_passages_with_the_answer(seed: int,
 def test_judged_counts_grades_of_any_value_over_what_was_found() -> None:
     relevance = Relevance(np.array([0, 0, 1]), np.array([5, 7, 5]), np.array([0, -1, 2]), 3)
     ranking = np.array([[5, 6, 7, 8], [5, 6, -1, -1], [-1, -1, -1, -1]])
-    result = measure_ranking(ranking, relevance, ["judged_at_3", "judged_at_1"])
+    result = evaluate_ranking(ranking, relevance, ["judged_at_3", "judged_at_1"])
     assert result["judged_at_3"].tolist() == [2 / 3, 1 / 2, 0]
     assert result["judged_at_1"].tolist() == [1, 1, 0]
 
@@ -142,7 +142,8 @@ ALL = [f"{name}_at_5" if metric.cutoff != "never" else name for name, metric in 
 def test_without_judgements_everything_is_zero() -> None:
     none = np.empty(0, np.int64)
     assert all(
-        not values.any() for values in measure_ranking(np.array([[4, 2]]), Relevance(none, none, none, 1), ALL).values()
+        not values.any()
+        for values in evaluate_ranking(np.array([[4, 2]]), Relevance(none, none, none, 1), ALL).values()
     )
 
 
@@ -164,7 +165,7 @@ def test_a_document_beyond_every_judged_one_is_not_taken_for_another() -> None:
 def test_contradictions_are_errors(ranking: list, judgements: tuple, message: str) -> None:
     relevance = Relevance(*(np.array(column) for column in judgements), 1)
     with pytest.raises(MetricInputError, match=message):
-        measure_ranking(np.array(ranking), relevance)
+        evaluate_ranking(np.array(ranking), relevance)
 
 
 def test_names_and_titles() -> None:

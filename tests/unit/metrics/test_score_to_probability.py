@@ -137,8 +137,8 @@ def test_pairs_that_cannot_be_fitted_are_refused(fit: Any) -> None:
 def by_loop(bin_of: ndarray, differences: ndarray, queries: ndarray) -> float:
     """Squared error by its definition, a loop over the pairs of pairs."""
     total, counted = 0.0, 0
-    for one in np.unique(bin_of):
-        rows = np.flatnonzero(bin_of == one)
+    for value in np.unique(bin_of):
+        rows = np.flatnonzero(bin_of == value)
         products = [
             differences[i] * differences[j] for i, j in itertools.permutations(rows, 2) if queries[i] != queries[j]
         ]
@@ -147,7 +147,7 @@ def by_loop(bin_of: ndarray, differences: ndarray, queries: ndarray) -> float:
     return total / counted
 
 
-def draw(seed: int, queries: int, slope: float = 1.0, shift: float = 0.0) -> tuple[ndarray, ndarray, ndarray]:
+def sample(seed: int, queries: int, slope: float = 1.0, shift: float = 0.0) -> tuple[ndarray, ndarray, ndarray]:
     """Probabilities, whether each is right, and the true probabilities."""
     rng = np.random.default_rng(seed)
     scores = rng.normal(0, 1.5, queries)
@@ -173,7 +173,7 @@ def test_the_error_by_its_definition() -> None:
 def test_the_interval_covers(slope: float, shift: float) -> None:
     covered = 0
     for seed in range(100):
-        probabilities, right, true = draw(seed, 124, slope, shift)
+        probabilities, right, true = sample(seed, 124, slope, shift)
         ordered = np.sort(probabilities)
         bin_of = np.searchsorted(ordered[np.arange(1, 12) * 124 // 12], probabilities, "right")
         sums = np.bincount(bin_of, probabilities - true)
@@ -185,15 +185,15 @@ def test_the_interval_covers(slope: float, shift: float) -> None:
 
 def test_pairs_of_one_query_count_once() -> None:
     """A query that is repeated tells nothing new, so the interval stays as wide."""
-    probabilities, right, _ = draw(3, 200, 0.5, 1.0)
+    probabilities, right, _ = sample(3, 200, 0.5, 1.0)
     alone = calibration_error(probabilities, right)
-    again = calibration_error(*(np.repeat(one, 10) for one in (probabilities, right, np.arange(200))))
+    again = calibration_error(*(np.repeat(item, 10) for item in (probabilities, right, np.arange(200))))
     assert again.value == pytest.approx(alone.value, abs=0.02)
     assert again.high - again.low > 0.8 * (alone.high - alone.low)
 
 
 def test_the_error_of_scores_by_hand() -> None:
-    # One bin: the share of positives is 1/2 where learnt.
+    # One bin: the fraction of positives is 1/2 where learnt.
     choosing = ScoredPools(np.array([3.0, 4.0, 5.0]), np.array([0.0, 1.0, 2.0]))
     checking = ScoredPools(np.array([-7.0]), np.array([1.0, 2.0, 2.0, 2.5]))
     differences = np.array([-0.5, 0.5, 0.5, 0.5, 0.5])

@@ -20,7 +20,7 @@ from selection import answer_f1, pseudo_values, risk_coverage
 SEEDS = range(3)
 
 
-def draw(seed: int, count: int = 37) -> tuple[ndarray, ndarray, ndarray]:
+def sample(seed: int, count: int = 37) -> tuple[ndarray, ndarray, ndarray]:
     """Return scores with ties, whether the best document is right, and whether a query is answerable."""
     rng = np.random.default_rng(seed)
     answerable = rng.random(count) < 0.6
@@ -39,7 +39,7 @@ def area_by_loop(scores: ndarray, right: ndarray) -> float:
 
 
 def f1_by_loop(scores: ndarray, right: ndarray, answerable: ndarray, threshold: float) -> float:
-    hits = sum(bool(one) for score, one in zip(scores, right, strict=True) if score >= threshold)
+    hits = sum(bool(value) for score, value in zip(scores, right, strict=True) if score >= threshold)
     if not hits:
         return 0.0
     precision, recall = hits / (scores >= threshold).sum(), hits / answerable.sum()
@@ -48,7 +48,7 @@ def f1_by_loop(scores: ndarray, right: ndarray, answerable: ndarray, threshold: 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_measure_equals_a_loop_on_resampled_queries_too(seed: int) -> None:
-    scores, right, answerable = draw(seed)
+    scores, right, answerable = sample(seed)
     weights = np.concatenate([np.ones((1, len(scores))), resampling_weights([22, 15], 3, seed)])
     measured = {
         "area": area_under_risk_coverage(scores, right, weights),
@@ -61,7 +61,7 @@ def test_every_measure_equals_a_loop_on_resampled_queries_too(seed: int) -> None
 
 
 def test_the_curve_ends_with_every_query() -> None:
-    scores, right, _ = draw(0)
+    scores, right, _ = sample(0)
     curve = risk_coverage(scores, right)
     for score, coverage, risk in zip(curve.scores, curve.coverage, curve.risk, strict=True):
         assert (coverage, risk) == ((scores >= score).mean(), pytest.approx(1 - right[scores >= score].mean()))
@@ -70,7 +70,7 @@ def test_the_curve_ends_with_every_query() -> None:
 
 
 def test_pseudo_values_leave_one_query_out() -> None:
-    scores, right, _ = draw(2)
+    scores, right, _ = sample(2)
 
     def area(weights: ndarray) -> ndarray:
         return area_under_risk_coverage(scores, right, weights)
@@ -93,9 +93,9 @@ def test_each_data_set_is_resampled_on_its_own_and_the_same_again() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda one: area_under_risk_coverage(np.array([np.nan]), one), "NaN"),
-        (lambda one: area_under_risk_coverage(np.zeros(2), one), "2 scores and 1 values"),
-        (lambda one: risk_coverage(np.zeros(0), np.zeros(0)), "0 scores"),
+        (lambda item: area_under_risk_coverage(np.array([np.nan]), item), "NaN"),
+        (lambda item: area_under_risk_coverage(np.zeros(2), item), "2 scores and 1 values"),
+        (lambda item: risk_coverage(np.zeros(0), np.zeros(0)), "0 scores"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(call: Callable[[ndarray], object], message: str) -> None:

@@ -157,7 +157,7 @@ def gradients(model: nn.Module, embeddings: Tensor) -> dict[str, Tensor]:
     """Return the gradients of a sum of embeddings, by the names of the parameters of a transformers model."""
     model.zero_grad()
     (embeddings * torch.linspace(-1, 1, embeddings.numel()).view_as(embeddings)).sum().backward()
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return {name: item.grad.clone() for name, item in model.named_parameters() if item.grad is not None}
 
 
 def is_refused(act: Callable[[], Any], expected: str | None) -> bool:
@@ -193,7 +193,7 @@ def test_loading_training_and_encoding_agree_with_transformers(kind: str, tmp_pa
     assert distance(trained[0], trained[1]) < 1e-6
     assert distance(trained[0], theirs) < 1e-5
     actual, expected = gradients(backbone, trained[1]), gradients(library, theirs)
-    norm = torch.stack([each.norm() for each in expected.values()]).norm()
+    norm = torch.stack([value.norm() for value in expected.values()]).norm()
     for name, gradient in expected.items():
         assert (actual[name] - gradient).norm() < 1e-3 * norm, name
     with autocast("bf16", CPU):
@@ -267,4 +267,4 @@ def test_an_added_token_without_an_embedding_is_text(tmp_path: Path) -> None:
     assert max(tokenizer(texts[0])["input_ids"]) == len(tokenizer) - 1
     tokenizer.save_pretrained(folder)
     after = load_retriever(config_of(folder)).token_ids(texts, "passage")
-    assert [each.tolist() for each in after] == [each.tolist() for each in before]
+    assert [item.tolist() for item in after] == [item.tolist() for item in before]

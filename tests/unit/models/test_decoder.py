@@ -156,7 +156,7 @@ def test_gemma_with_its_own_setting_stays_bidirectional(tmp_path: Path) -> None:
         theirs = AutoModel.from_pretrained(base).eval()
         tokens = retriever.pad(retriever.token_ids(TEXTS, "query"))
         with torch.no_grad():
-            expected, states = (each(**tokens).last_hidden_state for each in (theirs, retriever.query.backbone))
+            expected, states = (item(**tokens).last_hidden_state for item in (theirs, retriever.query.backbone))
         assert torch.equal(states, expected)
     with pytest.raises(ModelError, match=r"Gemma3TextModel .* bidirectional=False"):
         load(base, bidirectional=False)

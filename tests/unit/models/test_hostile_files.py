@@ -216,7 +216,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]
     [
         (without("pooler"), []),
         (
-            tensors(lambda held: {f"bert.{name}": one for name, one in held.items()} | {"cls.bias": torch.zeros(3)}),
+            tensors(
+                lambda held: {f"bert.{name}": value for name, value in held.items()} | {"cls.bias": torch.zeros(3)}
+            ),
             ["contains cls.bias, which BertModel does not use."],
         ),
         (tensors(lambda held: held | {"embeddings.position_ids": torch.arange(64)}), []),

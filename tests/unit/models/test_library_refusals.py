@@ -43,7 +43,7 @@ TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
 CASES: dict[str, tuple[Change, str]] = {
     "euclidean": (settings(LIBRARY, similarity_fn_name="euclidean"), "'euclidean' is not supported; choose similarity"),
     "sparse": (settings(LIBRARY, model_type="SparseEncoder"), "is a SparseEncoder"),
-    "a width that does not fit": (settings(DENSE, in_features=20), "has the shape .*asks for"),
+    "a dimension that does not fit": (settings(DENSE, in_features=20), "has the shape .*asks for"),
     "no tensor": (
         without("bias", name=HEAD),
         "has no tensor linear.bias; save the model again with sentence-transformers",
@@ -116,4 +116,4 @@ def test_a_dense_module_is_trained(model: Path) -> None:
 def test_the_reading_of_a_model_is_one_line(model: Path) -> None:
     retriever = load_retriever(ModelConfig(str(model), query_prompt="query: ", query_length=32))
     assert retriever.summary() == ("mean pooling, Dense 32 to 12 (Tanh), cosine, 32 and 512 tokens, prompt query, fp32")
-    np.testing.assert_equal(retriever.width, 12)
+    np.testing.assert_equal(retriever.dim, 12)

@@ -82,7 +82,7 @@ def test_every_linear_layer_of_the_blocks_is_adapted(tmp_path: Path, architectur
     retriever = adapted(encoder)
     layers = {name.partition(".lora_A.")[0] for name in values(retriever) if ".lora_A." in name}
     assert len(layers) == 2 * len(LAYERS[architecture].split())
-    assert all(any(layer.endswith(f".{each}") for each in LAYERS[architecture].split()) for layer in layers)
+    assert all(any(layer.endswith(f".{item}") for item in LAYERS[architecture].split()) for layer in layers)
     step(retriever)  # a gradient for each of them
     first, second = LAYERS[architecture].split()[:2]
     some = values(adapted(encoder, lora_targets=f"{first},{second}"))
@@ -202,7 +202,7 @@ def test_adapters_of_peft_are_read_with_the_settings_of_their_base(
         ours = encode_texts(load_retriever(ModelConfig(str(folder))), TEXTS, "passage")
         assert abs(theirs.encode_document(TEXTS, normalize_embeddings=True) - ours).max() < 1e-5
         assert abs(base - ours).max() > 0.01
-    [merged] = [one for one in (tmp_path / "cache" / "merged").iterdir() if one.is_dir()]
+    [merged] = [path for path in (tmp_path / "cache" / "merged").iterdir() if path.is_dir()]
     assert resolve_model(str(folder)) == merged
     assert resolve_model(str(folder), weights=False) == base_folder
     (base_folder / "config.json").touch()  # the base may be another one now
@@ -233,7 +233,7 @@ def test_adapters_that_cannot_be_read_are_one_line(tiny_encoder: Path, tmp_path:
     (folder / "adapter_model.safetensors").write_bytes(b"damaged")
     with pytest.raises(ModelError, match="is damaged or changed"):
         resolve_model(str(folder))
-    assert not [one for one in (tmp_path / "cache").glob("merged/*") if one.is_dir()]
+    assert not [path for path in (tmp_path / "cache").glob("merged/*") if path.is_dir()]
 
 
 def test_towers_share_frozen_weights(tiny_encoder: Path) -> None:

@@ -17,7 +17,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # By three products of TF32 with cut-off sums, as CUDA computes fp32, the worst distance is 1.1e-6.
 FP32_ROUNDING = 1e-5
 LENGTHS = (5, 70, 1, 33, 128)
-HEADS, WIDTH = 4, 16
+HEADS, DIM = 4, 16
 # Settings of a layer, and the tokens before and after a token that it attends to.
 WINDOWS = {
     "whole texts": ({}, None, 200, 200),
@@ -34,9 +34,9 @@ def layer(is_causal: bool = False, config: Any = None, training: bool = False) -
 
 
 def states(key_heads: int, dtype: torch.dtype, device: str, lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
-    """Return queries, keys and values of packed texts, `[1, heads, tokens, width]`."""
+    """Return queries, keys and values of packed texts, `[1, heads, tokens, dim]`."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, heads, sum(lengths), WIDTH) for heads in (HEADS, key_heads, key_heads)]
+    shapes = [(1, heads, sum(lengths), DIM) for heads in (HEADS, key_heads, key_heads)]
     return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
 
 
@@ -53,12 +53,12 @@ def attend(module: Any, inputs: list[Tensor], lengths: tuple[int, ...] = LENGTHS
 
 def gradients(mixed: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     weights = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(1)).to(mixed)
-    return [one.double().cpu() for one in torch.autograd.grad((mixed * weights).sum(), inputs)]
+    return [value.double().cpu() for value in torch.autograd.grad((mixed * weights).sum(), inputs)]
 
 
 def by_block_mask(inputs: list[Tensor], before: int, after: int) -> tuple[Tensor, list[Tensor]]:
     """Return the attention as one product over all tokens with a mask, in float64, and the inputs in float64."""
-    query, key, value = (one.detach().double().cpu().requires_grad_() for one in inputs)
+    query, key, value = (item.detach().double().cpu().requires_grad_() for item in inputs)
     text = torch.repeat_interleave(torch.tensor(LENGTHS))
     distance = torch.arange(len(text))[:, None] - torch.arange(len(text))
     allowed = (text[:, None] == text) & (distance <= before) & (distance >= -after)
@@ -81,12 +81,12 @@ def test_a_token_attends_to_its_window_of_its_text(
     inputs = states(key_heads, dtype, device)
     mixed = attend(layer(**settings), inputs, scaling=0.3, sliding_window=size)
     expected, leaves = by_block_mask(inputs, before, after)
-    assert mixed.shape == (1, sum(LENGTHS), HEADS, WIDTH)
+    assert mixed.shape == (1, sum(LENGTHS), HEADS, DIM)
     pairs = zip(
         [mixed.double().cpu(), *gradients(mixed, inputs)], [expected, *gradients(expected, leaves)], strict=True
     )
-    for own, other in pairs:
-        assert (own - other).norm() < rounding * other.norm()
+    for item, other in pairs:
+        assert (item - other).norm() < rounding * other.norm()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -95,7 +95,7 @@ def test_the_result_of_a_text_has_the_same_bits_next_to_other_texts(device: str)
     together = attend(layer(), inputs)
     for index, length in enumerate(LENGTHS):
         own = slice(sum(LENGTHS[:index]), sum(LENGTHS[: index + 1]))
-        alone = attend(layer(), [one[:, :, own] for one in inputs], (length,))
+        alone = attend(layer(), [item[:, :, own] for item in inputs], (length,))
         assert torch.equal(alone, together[:, own])
 
 
@@ -109,14 +109,14 @@ def test_the_same_call_gives_the_same_bits(dropout: float, device: str) -> None:
         inputs = states(2, torch.bfloat16, device, lengths)
         mixed = attend(layer(training=True), inputs, lengths, dropout=dropout)
         results.append([mixed.double().cpu(), *gradients(mixed, inputs)])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert all(torch.equal(result, other) for result, other in zip(*results, strict=True))
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_dropout_drops_while_training_only_and_keeps_the_mean(device: str) -> None:
     lengths = (64,) * 8
-    inputs = [torch.ones(1, HEADS, sum(lengths), WIDTH, device=device, dtype=torch.bfloat16) for _ in range(3)]
+    inputs = [torch.ones(1, HEADS, sum(lengths), DIM, device=device, dtype=torch.bfloat16) for _ in range(3)]
     assert torch.equal(attend(layer(), inputs, lengths, dropout=0.5), inputs[2].transpose(1, 2))
     dropped = attend(layer(training=True), inputs, lengths, dropout=0.5).float()
     assert dropped.mean().item() == pytest.approx(1.0, abs=0.02)
@@ -125,19 +125,19 @@ def test_dropout_drops_while_training_only_and_keeps_the_mean(device: str) -> No
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_padded_batch_attends_by_its_mask(device: str) -> None:
-    inputs = [one.reshape(1, -1, 79, WIDTH)[:, :HEADS] for one in states(HEADS, torch.float32, device)]
+    inputs = [state.reshape(1, -1, 79, DIM)[:, :HEADS] for state in states(HEADS, torch.float32, device)]
     mask = (torch.arange(79, device=device) < 50).view(1, 1, 1, 79)
     mixed, _ = attention(layer(), *inputs, mask)
-    alone = attend(layer(), [one[:, :, :50] for one in inputs], (50,))
+    alone = attend(layer(), [item[:, :, :50] for item in inputs], (50,))
     assert torch.allclose(mixed[:, :50], alone, atol=1e-6)
 
 
 def test_padded_texts_repeat_and_select_for_their_own_kernel_alone() -> None:
     with simulated_gpu():
-        inputs = [one.detach().to(CUDA).requires_grad_() for one in states(HEADS, torch.float32, "cpu")]
+        inputs = [state.detach().to(CUDA).requires_grad_() for state in states(HEADS, torch.float32, "cpu")]
         seen = list[bool]()
-        for one in inputs:
-            one.register_hook(lambda grad: seen.append(torch.are_deterministic_algorithms_enabled()))
+        for item in inputs:
+            item.register_hook(lambda grad: seen.append(torch.are_deterministic_algorithms_enabled()))
         mixed, _ = attention(layer(), *inputs, None)
         mixed.register_hook(lambda grad: seen.append(torch.are_deterministic_algorithms_enabled()))
         torch.autograd.grad(mixed.square().sum(), inputs)
@@ -147,7 +147,7 @@ def test_padded_texts_repeat_and_select_for_their_own_kernel_alone() -> None:
 
 def test_an_error_in_a_backward_pass_leaves_no_selection() -> None:
     with simulated_gpu() as counts:
-        inputs = [one.detach().to(CUDA).requires_grad_() for one in states(HEADS, torch.float32, "cpu")]
+        inputs = [state.detach().to(CUDA).requires_grad_() for state in states(HEADS, torch.float32, "cpu")]
         mixed, _ = attention(layer(), *inputs, None)
         counts.failure = lambda name: MemoryError() if torch.are_deterministic_algorithms_enabled() else None
         with pytest.raises(MemoryError):
@@ -186,7 +186,7 @@ def test_embeddings_with_another_gradient_stay_what_they_are() -> None:
     others = [torch.nn.Embedding(3, 4, **{name: 1}) for name in ("sparse", "scale_grad_by_freq", "max_norm")]
     layers = torch.nn.ModuleList([*others, torch.nn.Embedding(3, 4)])
     packed_attention.use_repeatable_embeddings(layers)
-    assert [type(one) for one in layers] == [*[torch.nn.Embedding] * 3, packed_attention.RepeatableEmbedding]
+    assert [type(layer) for layer in layers] == [*[torch.nn.Embedding] * 3, packed_attention.RepeatableEmbedding]
 
 
 @pytest.mark.gpu
@@ -212,4 +212,4 @@ def test_long_padded_texts_have_the_same_gradients_twice(dtype: torch.dtype) -> 
     inputs = [torch.randn(shape, device="cuda", dtype=dtype, generator=generator).requires_grad_() for _ in range(3)]
     mask = (torch.arange(512, device="cuda") < 500).view(1, 1, 1, -1).expand(8, 1, 512, 512)
     found = [torch.autograd.grad(attention(layer(), *inputs, mask)[0].float().square().sum(), inputs) for _ in range(4)]
-    assert all(torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others, strict=True))
+    assert all(torch.equal(value, other) for others in found[1:] for value, other in zip(found[0], others, strict=True))

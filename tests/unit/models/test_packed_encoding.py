@@ -103,7 +103,7 @@ def encode(encoder: Encoder, tokens: TokenBatch, precision: str = "fp32") -> tup
     weights = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0)).to(device)
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad((embeddings * weights).sum(), trained, allow_unused=True)
-    return embeddings.detach().cpu(), [one.cpu() for one in gradients if one is not None]
+    return embeddings.detach().cpu(), [gradient.cpu() for gradient in gradients if gradient is not None]
 
 
 def test_every_architecture_that_can_be_packed_is_tested() -> None:
@@ -149,7 +149,7 @@ def test_the_same_batch_gives_the_same_bits(case: str, device: str) -> None:
         torch.manual_seed(3)
         embeddings, gradients = encode(encoder, tokens, "bf16")
         results.append([embeddings, *gradients])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert all(torch.equal(result, other) for result, other in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -196,7 +196,7 @@ def step(encoder: nn.Module, tokens: TokenBatch) -> list[Tensor]:
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     weights = torch.linspace(-1, 1, embeddings.shape[1], device=CUDA)
     gradients = torch.autograd.grad((embeddings.float() * weights).sum(), trained, allow_unused=True)
-    return [embeddings, *(one for one in gradients if one is not None)]
+    return [embeddings, *(gradient for gradient in gradients if gradient is not None)]
 
 
 @pytest.mark.parametrize(("architecture", "is_packed"), [("bert", True), ("modernbert", True), ("bert", False)])

@@ -64,15 +64,15 @@ def test_lengths_are_never_copied_to_a_device() -> None:
 @pytest.mark.parametrize("prompts", [None, [1, 0, 2]])
 def test_packed_batches_that_are_joined_are_one(prompts: list[int] | None) -> None:
     part = pack(TEXTS, prompt_lengths=prompts)
-    pieces = [pack(TEXTS[own], prompt_lengths=prompts and prompts[own]) for own in (slice(1), slice(1, 3))]
+    pieces = [pack(TEXTS[item], prompt_lengths=prompts and prompts[item]) for item in (slice(1), slice(1, 3))]
     joined = join(pieces)
     assert joined.keys() == part.keys()
     assert all(torch.equal(joined[name], part[name]) and joined[name].dtype == part[name].dtype for name in part)
 
 
 def pad(rows: list[ndarray]) -> dict[str, torch.Tensor]:
-    width = max(map(len, rows))
-    return {"input_ids": torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)}
+    dim = max(map(len, rows))
+    return {"input_ids": torch.tensor([[*row, *[0] * (dim - len(row))] for row in rows], dtype=torch.int64)}
 
 
 def make_buckets(lengths: list[int], most: int | None = None) -> Buckets:
@@ -131,5 +131,5 @@ def test_every_text_is_in_one_bucket_at_its_index(most: int | None) -> None:
     tokens = [int((part["input_ids"] > 0).sum()) for part in result.buckets]
     assert sum(tokens) == sum(lengths)
     if most:
-        # One text at least; otherwise what a fair share of the part's texts takes, a text more where it is uneven.
+        # One text at least; otherwise what a fair fraction of the part's texts takes, a text more where it is uneven.
         assert all(len(ids) == 1 or ids[:-1].numel() <= most for ids in (part["input_ids"] for part in result.buckets))

@@ -93,7 +93,7 @@ def test_transformers_computes_the_same_states(name: str, tmp_path: Path) -> Non
     model: nn.Module = (AutoModelForTextEncoding if "t5" in name else AutoModel).from_pretrained(written)
     batch = retriever.pad(retriever.token_ids(SOME, "passage"))
     with torch.inference_mode():
-        own, plain = (each.eval()(**batch).last_hidden_state for each in (retriever.passage.backbone, model))
+        own, plain = (item.eval()(**batch).last_hidden_state for item in (retriever.passage.backbone, model))
     torch.testing.assert_close(plain, own, rtol=0, atol=0)
 
 

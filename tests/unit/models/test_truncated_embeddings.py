@@ -20,8 +20,8 @@ from raytriever.retrieval.encoding.encode_texts import encode_texts
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
 
 
-def cut(rows: np.ndarray, width: int, similarity: str) -> np.ndarray:
-    rows = rows[:, :width]
+def cut(rows: np.ndarray, dim: int, similarity: str) -> np.ndarray:
+    rows = rows[:, :dim]
     return rows / np.linalg.norm(rows, axis=1, keepdims=True) if similarity == "cosine" else rows
 
 
@@ -32,7 +32,7 @@ def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path
     whole = encode_texts(load_retriever(config), TEXTS, "passage")
     retriever = load_retriever(ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers, truncate_dim=12))
     ours = encode_texts(retriever, TEXTS, "passage")
-    assert (retriever.width, ours.shape[1], whole.shape[1]) == (12, 12, 32)
+    assert (retriever.dim, ours.shape[1], whole.shape[1]) == (12, 12, 32)
     np.testing.assert_allclose(ours, cut(whole, 12, similarity), atol=1e-6)
 
     write_model(retriever, tmp_path)
@@ -43,13 +43,13 @@ def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path
     np.testing.assert_allclose(read, ours, atol=2e-6)
     poolings = [json.loads(path.read_text()) for path in tmp_path.rglob("*Pooling/config.json")]
     assert [pooling["word_embedding_dimension"] for pooling in poolings] == [32] * (2 if towers == "separate" else 1)
-    # What is on disk is the whole encoder, so another width may be asked of it.
+    # What is on disk is the whole encoder, so another dimension may be asked of it.
     more = encode_texts(load_retriever(ModelConfig(str(tmp_path), truncate_dim=32)), TEXTS, "passage")
     np.testing.assert_allclose(more, whole, atol=1e-6)
 
 
-def test_more_components_than_the_width_are_refused(tiny_encoder: Path) -> None:
-    assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).width == 32
+def test_more_components_than_the_dim_are_refused(tiny_encoder: Path) -> None:
+    assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).dim == 32
     with pytest.raises(
         ConfigError, match=r"truncate_dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
     ):

@@ -122,12 +122,12 @@ def test_a_step_is_one_of_our_trainer(cached: bool, precision: torch.dtype, fold
     value = loss_of(MW, model, cached, num_positives=1)(features, None)
     value.backward()
     assert value.item() == pytest.approx(expected.item(), rel=1e-6)
-    used = [each.grad for name, each in retriever.named_parameters() if "pooler" not in name and each.grad is not None]
+    used = [item.grad for name, item in retriever.named_parameters() if "pooler" not in name and item.grad is not None]
     assert equal(gradients(model), used, 1e-6)
 
 
 def test_infonce_is_the_loss_of_the_library(model: SentenceTransformer) -> None:
-    features = [columns(model, slice(0, 3))[each] for each in (0, 1, 3)]
+    features = [columns(model, slice(0, 3))[value] for value in (0, 1, 3)]
     theirs = MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE)(features, None)
     ours = library.InfoNCELoss(model, temperature=TEMPERATURE)(features)
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-9)
@@ -161,7 +161,7 @@ def test_the_regularizer_is_that_of_our_training(cached: bool, model: SentenceTr
 @pytest.mark.fast_every(9)
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 @pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
-def test_matryoshka_counts_every_width(cached: bool, weight: float, model: SentenceTransformer) -> None:
+def test_matryoshka_counts_every_dim(cached: bool, weight: float, model: SentenceTransformer) -> None:
     settings = {"matryoshka_dims": "8"} if not weight else {}
     expected = own_training(model, MW, True, ids_by_hand(MW), **settings).item()
     loss = loss_of(MW, model, cached, distribution_weight=weight)
@@ -170,7 +170,7 @@ def test_matryoshka_counts_every_width(cached: bool, weight: float, model: Sente
         expected = (only - expected, only)
     value = MatryoshkaLoss(model, loss, [32, 8])(columns(model), None)
     value.backward()
-    if weight:  # the regularizer of unit vectors is at least that of the whole width
+    if weight:  # the regularizer of unit vectors is at least that of the whole dimension
         assert value.item() > expected[1] + 0.1 * expected[0]
     else:
         assert value.item() == pytest.approx(expected, rel=1e-9)
@@ -226,7 +226,7 @@ def test_half_precision_of_the_encoder_does_not_reach_the_loss(model: SentenceTr
     loss = library.MannWhitneyLoss(model, num_positives=POSITIVES, distribution_weight=10)
     features = columns(model)
     ids = loss._relevance(features, None)
-    embeddings = [torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(each)) for each in range(5)]
+    embeddings = [torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(index)) for index in range(5)]
     exact = loss._compute(embeddings, ids)
     with torch.autocast("cpu", torch.bfloat16):
         assert loss._compute(embeddings, ids).item() == exact.item()
@@ -386,11 +386,11 @@ def test_the_librarys_kl_has_the_square_of_the_temperature_more(model: SentenceT
 
 def test_a_loss_is_no_part_of_the_module_but_its_bias_is_trained(model: SentenceTransformer) -> None:
     assert all(name.startswith("model.") for name in library.MannWhitneyLoss(model).state_dict())
-    plain, cached = (loss_of({"loss": "bce", "threshold": 0.2}, model, each) for each in (False, True))
-    for loss, shares in ((plain, (1.0,)), (cached, (0.25, 0.75))):  # shares as with gradient accumulation
+    plain, cached = (loss_of({"loss": "bce", "threshold": 0.2}, model, value) for value in (False, True))
+    for loss, fractions in ((plain, (1.0,)), (cached, (0.25, 0.75))):  # shares as with gradient accumulation
         assert {name for name in loss.state_dict() if not name.startswith("model.")} == {"bias"}
-        for share in shares:
-            (loss(columns(model)) * share).backward()
+        for fraction in fractions:
+            (loss(columns(model)) * fraction).backward()
     assert float(cached.bias.grad) == pytest.approx(float(plain.bias.grad), rel=1e-6)
 
 

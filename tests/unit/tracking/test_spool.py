@@ -177,9 +177,9 @@ def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
     late = run / "stages" / "2"
     (late).mkdir(parents=True)
     unmade = spool.child("run/2-second", late)  # started while the server does not answer
-    for each in (spool, child, unmade):
-        each.log(points(1, 4))
-        each.finish("FINISHED") if each is not spool else None
+    for item in (spool, child, unmade):
+        item.log(points(1, 4))
+        item.finish("FINISHED") if item is not spool else None
     (run / "report.html").write_text("report")
     spool.log_file(run / "report.html")
     spool.finish("FINISHED")

@@ -54,7 +54,7 @@ def test_only_a_damaged_line_is_cut_off(tmp_path: Path) -> None:
         assert again.add(points(2, 3)) == 2
         assert (tmp_path / STEPS).read_bytes() == whole
         assert StepLog(tmp_path).read_from(0, 99).points == points(1, 3)
-    (tmp_path / STEPS).write_bytes(whole + b'{"step": 9, "measured": {"' + b"x" * 500)  # longer than what comes next
+    (tmp_path / STEPS).write_bytes(whole + b'{"step": 9, "metrics": {"' + b"x" * 500)  # longer than what comes next
     StepLog(tmp_path).add(points(4, 4))
     assert (tmp_path / STEPS).read_bytes().startswith(whole)
     assert (tmp_path / STEPS).read_bytes().count(b"x") == 0

@@ -75,7 +75,7 @@ def of_tensorboard(folder: Path) -> tuple[Values, dict[str, Any]]:
                 values.setdefault((value.tag, event.step), []).append(value.simple_value)
             else:
                 start = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content)
-                settings |= {name: one.string_value or one.number_value for name, one in start.hparams.items()}
+                settings |= {name: hparam.string_value or hparam.number_value for name, hparam in start.hparams.items()}
     return values, settings
 
 
@@ -112,7 +112,7 @@ def test_a_tracker_has_every_point_once_and_all_settings(tracker: str, tmp_path:
     run.mkdir()
     [client] = open_trackers([tracker])
     first = Spool.open([client], run, "run", said.append)
-    first.describe({"loss": {"loss": "mw", "temperature": 0.01}}, DATA, {"raytriever.stage": "train"})
+    first.describe({"loss": {"loss": "mw", "temperature": 0.01}}, DATA, {"raytriever.command": "train"})
     first.log(points(1, 3))
     assert first.drain(20.0)
     if isinstance(client, WandbClient):
@@ -130,7 +130,7 @@ def test_a_tracker_has_every_point_once_and_all_settings(tracker: str, tmp_path:
     assert values == wanted(5) | {("dev/auc", 2): [0.5]}
     assert settings["loss.loss"] == "mw"
     assert settings["loss.temperature"] == 0.01
-    assert settings["raytriever.stage"] == "train"
+    assert settings["raytriever.command"] == "train"
     assert settings["dataset.letters.documents"] == 160
     assert said == []
     if tracker == "wandb":
@@ -225,7 +225,7 @@ def test_a_tensorboard_that_has_read_the_events_has_each_point_once(tmp_path: Pa
         assert spool.drain(5.0)
         reader = reader or EventAccumulator(str(tmp_path / "events" / str(spool.run_id)))
         reader.Reload()
-        assert [(one.step, one.value) for one in reader.Scalars("loss")] == [
+        assert [(scalar.step, scalar.value) for scalar in reader.Scalars("loss")] == [
             (step, pytest.approx(step / 7)) for step in range(1, last + 1)
         ]
         file = max((tmp_path / "events").rglob("events.out.tfevents.*"))

@@ -23,7 +23,7 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import Buckets, fill_buckets, spans
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
-from raytriever.training.batch_loader import BatchSource
+from raytriever.training.batch_loader import Batches
 from raytriever.training.parallel.gradient_caching import count_kept
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
@@ -53,7 +53,7 @@ def tokens(retriever: Retriever, dataset: RetrievalDataset) -> Tokens:
     return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), tokenization.digest)
 
 
-def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_size: int = 6) -> BatchSource:
+def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_size: int = 6) -> Batches:
     pairs = [(query, document, 1) for query, documents in POSITIVES.items() for document in documents]
     dataset = RetrievalDataset(
         "numbers",
@@ -64,7 +64,7 @@ def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_s
     # Mined for every query: two, which nobody's positives are.
     table = NegativesTable.of(dataset, np.repeat(range(6), 2), np.tile([9, 8], 6), "bm25", np.tile([0, 1], 6))
     examples = Examples.of(dataset, "train", 0, table)
-    return BatchSource(tokens(retriever, dataset), examples, Order(len(examples), batch_size, 0), positives, negatives)
+    return Batches(tokens(retriever, dataset), examples, Order(len(examples), batch_size, 0), positives, negatives)
 
 
 def texts(retriever: Retriever, side: Buckets) -> list[str]:
@@ -116,11 +116,13 @@ def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Ret
 @pytest.mark.parametrize("step", [0, 5])
 def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) -> None:
     whole = source(retriever, positives=2, negatives=1).batch(step, retriever, ALONE)
-    shares = [source(retriever, positives=2, negatives=1).batch(step, retriever, Place(rank, 3)) for rank in range(3)]
+    local_batches = [
+        source(retriever, positives=2, negatives=1).batch(step, retriever, Place(rank, 3)) for rank in range(3)
+    ]
     for name in ("queries", "positives", "passages", "excluded_columns"):
-        together = torch.cat([getattr(share.relevance, name) for share in shares])
+        together = torch.cat([getattr(local.relevance, name) for local in local_batches])
         assert torch.equal(together, getattr(whole.relevance, name)), name
-    together = [text for share in shares for text in texts(retriever, share.passages)]
+    together = [text for local in local_batches for text in texts(retriever, local.passages)]
     assert together == texts(retriever, whole.passages)
 
 
@@ -128,8 +130,8 @@ LENGTHS = [9, 3, 30, 12, 4, 9, 2, 11, 3, 10, 9]
 
 
 def pad(rows: list[np.ndarray]) -> dict[str, torch.Tensor]:
-    width = max(map(len, rows))
-    return {"input_ids": torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])}
+    dim = max(map(len, rows))
+    return {"input_ids": torch.tensor([[*row, *[0] * (dim - len(row))] for row in rows])}
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 45, 1_000])
@@ -139,8 +141,8 @@ def test_chunks_hold_every_text_once(tokens: int) -> None:
     texts = [row[row > 0].tolist() for chunk in chunks.buckets for row in chunk["input_ids"]]
     assert [texts[index] for index in chunks.indices.tolist()] == [row.tolist() for row in rows]
     for chunk in chunks.buckets:
-        count, width = chunk["input_ids"].shape
-        assert count * width <= tokens or count == 1
+        count, dim = chunk["input_ids"].shape
+        assert count * dim <= tokens or count == 1
         assert (chunk["input_ids"][:, -1] > 0).any()
 
 

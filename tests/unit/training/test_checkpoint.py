@@ -14,10 +14,10 @@ from raytriever.core.errors import StorageError
 from raytriever.core.store.commit import committed_directory
 from raytriever.models.checkpoint_model import Slice
 from raytriever.training.checkpoint import (
-    MOMENTS,
+    OPTIMIZER,
     WEIGHTS,
-    Progression,
     State,
+    TrainerState,
     newest_checkpoint,
     prune,
     read_slices,
@@ -33,14 +33,14 @@ from raytriever.training.parallel.model_state import replicated_state, restore_r
 class Model(nn.Module):
     """Two towers that share their weights, a parameter that is not trained, one without dimensions."""
 
-    def __init__(self, width: int = 4, extra: bool = False) -> None:
+    def __init__(self, dim: int = 4, extra: bool = False) -> None:
         super().__init__()
-        self.query = nn.Linear(3, width)
+        self.query = nn.Linear(3, dim)
         self.passage = self.query
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         self.temperature = nn.Parameter(torch.tensor(0.5))
         if extra:
-            self.head = nn.Linear(width, 1)
+            self.head = nn.Linear(dim, 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.query(rows).square().mean() * self.temperature.exp()
@@ -61,20 +61,20 @@ def step(model: Model, optimizer: torch.optim.AdamW, seed: int) -> float:
     return float(loss.detach())
 
 
-def save(folder: Path, progression: Progression, slices: Iterable[Slice] | None = None) -> None:
+def save(folder: Path, trainer_state: TrainerState, slices: Iterable[Slice] | None = None) -> None:
     """A checkpoint of one worker, of a model that has never learnt where no slices are given."""
     model, optimizer = build(1)
-    with committed_directory(folder / f"step-{progression.step}", replace=True) as aside:
+    with committed_directory(folder / f"step-{trainer_state.step}", replace=True) as aside:
         write_slices(replicated_state(model, optimizer) if slices is None else slices, aside, 0, 1)
-        write_state(State(progression, {}), aside)
+        write_state(State(trainer_state, {}), aside)
 
 
 def cut(slices: Iterable[Slice], worker: int, workers: int) -> Iterable[Slice]:
     """What one of several workers holds where every tensor is shared out among them."""
-    for one in slices:
-        start, end = (len(one.values) * rank // workers for rank in (worker, worker + 1))
+    for piece in slices:
+        start, end = (len(piece.values) * rank // workers for rank in (worker, worker + 1))
         if end > start:
-            yield dataclasses.replace(one, values=one.values[start:end].clone(), start=start)
+            yield dataclasses.replace(piece, values=piece.values[start:end].clone(), start=start)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -88,7 +88,7 @@ def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path, workers: int) -> 
 
     other, other_optimizer = build(2)
     step(other, other_optimizer, 9)  # moments of its own, to be overwritten
-    restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), other, other_optimizer)
+    restore_replicated(read_slices(tmp_path, WEIGHTS, OPTIMIZER), other, other_optimizer)
     assert [step(other, other_optimizer, number) for number in range(3, 6)] == expected
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
@@ -97,19 +97,19 @@ def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path, workers: int) -> 
 def test_a_state_before_the_first_step_has_no_moments(tmp_path: Path) -> None:
     model, optimizer = build(1)
     write_slices(replicated_state(model, optimizer), tmp_path, 0, 1)
-    assert not list(read_slices(tmp_path, MOMENTS))
+    assert not list(read_slices(tmp_path, OPTIMIZER))
     other, other_optimizer = build(2)
-    restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), other, other_optimizer)
+    restore_replicated(read_slices(tmp_path, WEIGHTS, OPTIMIZER), other, other_optimizer)
     assert step(other, other_optimizer, 0) == step(model, optimizer, 0)
 
 
 def test_the_state_comes_back(tmp_path: Path) -> None:
-    state = State(Progression(3, 2, 0.1 + 0.2, 1), {"data": "abc", "loss.temperature": 0.1, "training.seed": None})
+    state = State(TrainerState(3, 2, 0.1 + 0.2, 1), {"data": "abc", "loss.temperature": 0.1, "training.seed": None})
     write_state(state, tmp_path)
     assert read_state(tmp_path) == state
     assert read_state(tmp_path).metric == "dev_loss"
-    write_state(State(Progression(), {}), tmp_path)
-    assert read_state(tmp_path).progression == Progression()  # infinity too
+    write_state(State(TrainerState(), {}), tmp_path)
+    assert read_state(tmp_path).trainer_state == TrainerState()  # infinity too
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_the_best_and_the_newest_are_kept(tmp_path: Path, keep: int, remaining: 
     (tmp_path / "step-notes").mkdir()
     results = []
     for number, best in ((2, 2), (4, 2), (6, 2), (8, 8), (10, 8)):
-        progression = Progression(number, best, 0.5)
-        save(tmp_path, progression)
-        prune(tmp_path, progression, keep)
+        trainer_state = TrainerState(number, best, 0.5)
+        save(tmp_path, trainer_state)
+        prune(tmp_path, trainer_state, keep)
         results.append(sorted(int(path.name[5:]) for path in tmp_path.iterdir() if path.name != "step-notes"))
     assert results == remaining
     assert (tmp_path / "step-notes").is_dir()
@@ -131,11 +131,11 @@ def test_the_best_and_the_newest_are_kept(tmp_path: Path, keep: int, remaining: 
 
 def test_a_broken_one_that_is_newer_does_not_count_as_kept(tmp_path: Path) -> None:
     for number in (4, 6, 10):
-        save(tmp_path, Progression(number, 4, 0.5))
+        save(tmp_path, TrainerState(number, 4, 0.5))
     (tmp_path / "step-10" / "state.json").unlink()
     assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-6"
-    save(tmp_path, Progression(7, 4, 0.5))
-    prune(tmp_path, Progression(7, 4, 0.5), 1)
+    save(tmp_path, TrainerState(7, 4, 0.5))
+    prune(tmp_path, TrainerState(7, 4, 0.5), 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-7"]
 
 
@@ -143,7 +143,7 @@ def test_a_broken_one_that_is_newer_does_not_count_as_kept(tmp_path: Path) -> No
 def test_what_is_broken_is_passed_over_and_named(tmp_path: Path, harm: str) -> None:
     assert newest_checkpoint(tmp_path / "none") == (None, [])
     for number in (9, 10):
-        save(tmp_path, Progression(number, 9, 0.5))
+        save(tmp_path, TrainerState(number, 9, 0.5))
     file = tmp_path / "step-10" / "weights-0-of-1.safetensors"
     content = file.read_bytes()
     if harm == "damaged":
@@ -162,7 +162,7 @@ def test_what_is_broken_is_passed_over_and_named(tmp_path: Path, harm: str) -> N
 
 
 def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
-    save(tmp_path, Progression(9, 9, 0.5))
+    save(tmp_path, TrainerState(9, 9, 0.5))
     for name in (".step-10.aside-00aa", ".step-10-part-1-00bb", "..step-10-part-1-00bb.aside-00cc"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_bytes(b"half")
@@ -171,8 +171,8 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     remove_unfinished(tmp_path / "none")
 
 
-def test_the_progression_counts_looks_without_a_better_one() -> None:
-    looks = Progression()
+def test_the_trainer_state_counts_looks_without_a_better_one() -> None:
+    looks = TrainerState()
     message = []
     for number, loss in enumerate([1.0, 0.5, 0.5, 0.7, 0.4, 0.6, 0.4, float("nan")], start=1):
         looks = looks.after_validation(number, -loss, patience=3)
@@ -198,11 +198,11 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def without(name: str) -> Callable[[list[Slice]], list[Slice]]:
-    return lambda slices: [one for one in slices if one.name != name]
+    return lambda slices: [piece for piece in slices if piece.name != name]
 
 
 def changed(name: str, values: torch.Tensor, shape: tuple[int, ...]) -> Callable[[list[Slice]], list[Slice]]:
-    return lambda slices: [Slice(name, values, 0, shape) if one.name == name else one for one in slices]
+    return lambda slices: [Slice(name, values, 0, shape) if piece.name == name else piece for piece in slices]
 
 
 @pytest.mark.parametrize(

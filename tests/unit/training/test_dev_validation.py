@@ -15,7 +15,7 @@ from scripted import ScriptedEvaluator, validation_plan
 
 from raytriever.core.errors import ConfigError, StorageError
 from raytriever.training import background_jobs
-from raytriever.training.checkpoint import Progression
+from raytriever.training.checkpoint import TrainerState
 from raytriever.training.dev_validation import Record, read_records, record_path, summarize, write_record
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_settings import TrainingConfig, ValidationConfig, check_validation, metric_name
@@ -55,7 +55,7 @@ class Run(Lives):
         metric: str = "ndcg_at_10",
         steps: int = STEPS,
         **more: object,
-    ) -> tuple[TrainingSetup, Progression | None]:
+    ) -> tuple[TrainingSetup, TrainerState | None]:
         """Run until the end, or until a kill when a step or a validation is logged, before it is saved."""
         script = {name: more.pop(name) for name in ("values", "lag", "fails", "before") if name in more}
         evaluator = ScriptedEvaluator(self.evaluations, **script)
@@ -64,10 +64,10 @@ class Run(Lives):
         work, recorder = self.make(folder=self.folder / "checkpoints", **{**settings, "best_metric": metric, **more})
         logged = max(self.logged, default=0)
 
-        def listen(step: int, measured: Mapping[str, float]) -> None:
-            self.remember(step, measured)
+        def listen(step: int, metrics: Mapping[str, float]) -> None:
+            self.remember(step, metrics)
             self.checkpoint_sets.append(self.checkpoints)
-            if (step == die_at and "loss" in measured) or (step == die_at_evaluation and "dev/weights" in measured):
+            if (step == die_at and "loss" in metrics) or (step == die_at_evaluation and "dev/weights" in metrics):
                 raise Killed
 
         work = dataclasses.replace(
@@ -98,8 +98,8 @@ def test_the_best_by_the_metric_is_kept_and_left_however_late_verdicts_come(
     begin: Callable[[str], Run], lag: tuple[int, ...], behind: int
 ) -> None:
     run = begin("run")
-    work, progression = run.live(values=VALUES, lag=lag, behind=behind)
-    assert (progression.step, progression.best_step, progression.stopped) == (STEPS, 4, False)
+    work, trainer_state = run.live(values=VALUES, lag=lag, behind=behind)
+    assert (trainer_state.step, trainer_state.best_step, trainer_state.stopped) == (STEPS, 4, False)
     assert_left(work, run, 4)
     assert run.evaluators[0].begun == [2, 4, 6, 8, 10, 12]
     assert run.curve("dev/ndcg_at_10") == VALUES
@@ -136,14 +136,14 @@ def test_patience_ends_training_and_later_verdicts_count_for_nothing(
 ) -> None:
     run = begin("run")
     values = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.9, 12: 0.95}
-    work, progression = run.live(values=values, lag=lag, behind=3, patience=2)
-    assert progression.best_step == 4
+    work, trainer_state = run.live(values=values, lag=lag, behind=3, patience=2)
+    assert trainer_state.best_step == 4
     assert_left(work, run, 4)
     # Those after the eighth step are never evaluated, though lag may have let training get there.
     assert run.evaluators[0].begun == [2, 4, 6, 8]
-    assert read_records(run.evaluations)[-1].step == 8 <= progression.step <= STEPS
-    assert max(run.curve("loss")) == progression.step
-    assert run.checkpoints == {"step-4", f"step-{progression.step}"}
+    assert read_records(run.evaluations)[-1].step == 8 <= trainer_state.step <= STEPS
+    assert max(run.curve("loss")) == trainer_state.step
+    assert run.checkpoints == {"step-4", f"step-{trainer_state.step}"}
     assert [line for line in run.notices if "not improved since step 4" in line]
 
 
@@ -151,7 +151,7 @@ def test_patience_ends_training_and_later_verdicts_count_for_nothing(
 @pytest.mark.parametrize("patience", [2, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "deaths",
-    [(5, 8), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3, 6, 9), (1, 12), (7,), (12,), (9, 10, 11)))],
+    [(5, 8), *(pytest.param(item, marks=pytest.mark.slow) for item in ((3, 6, 9), (1, 12), (7,), (12,), (9, 10, 11)))],
 )
 def test_killed_and_continued_it_is_as_in_peace(
     begin: Callable[[str], Run], deaths: tuple[int, ...], patience: int
@@ -175,7 +175,7 @@ def test_killed_and_continued_it_is_as_in_peace(
         step: interrupted.curve("loss")[step] for step in both
     }
     assert max(interrupted.curve("loss")) == actual.step
-    evaluated = [step for one in interrupted.evaluators for step in one.begun]
+    evaluated = [step for evaluator in interrupted.evaluators for step in evaluator.begun]
     assert set(evaluated) == set(peace.curve("dev/weights"))
 
 
@@ -188,8 +188,8 @@ def test_where_a_killed_run_was_to_stop_the_continued_one_stops(begin: Callable[
     last = max(run.curve("loss"))
     assert read_records(run.evaluations)[-1].step == 6 < last
     shutil.rmtree(run.folder / "checkpoints" / f"step-{last}", ignore_errors=True)
-    work, progression = run.live(values=values, lag=(0,), patience=2)
-    assert (progression.step, progression.best_step, progression.stopped) == (last, 2, True)
+    work, trainer_state = run.live(values=values, lag=(0,), patience=2)
+    assert (trainer_state.step, trainer_state.best_step, trainer_state.stopped) == (last, 2, True)
     assert sorted(run.curve("loss")) == list(range(1, last + 1))
     assert_left(work, run, 2)
     assert not run.evaluators[1].begun
@@ -201,35 +201,35 @@ def test_a_decision_that_was_not_written_ends_training_at_its_logged_step(begin:
     run.live(values=values, lag=(0, 0, 99), patience=2, die_at=7)  # the sixth is saved, and being evaluated
     for step, value in values.items():  # and it was, when the run was killed
         write_record(run.evaluations, Record(step, value, {"dev/ndcg_at_10": value}))
-    _, progression = run.live(values=values, patience=2)
-    assert (progression.step, progression.best_step) == (7, 2)
+    _, trainer_state = run.live(values=values, patience=2)
+    assert (trainer_state.step, trainer_state.best_step) == (7, 2)
     assert max(run.curve("loss")) == 7
 
 
 @pytest.mark.slow
 def test_a_failed_validation_is_logged_and_training_continues(begin: Callable[[str], Run]) -> None:
     run = begin("run")
-    _, progression = run.live(values=VALUES, fails=(4, 12))
-    assert (progression.step, progression.best_step) == (STEPS, 8)
+    _, trainer_state = run.live(values=VALUES, fails=(4, 12))
+    assert (trainer_state.step, trainer_state.best_step) == (STEPS, 8)
     assert run.notices.count("The validation of step 4 failed (it is gone). Training continues without it.") == 1
     assert sorted(run.curve("dev/ndcg_at_10")) == [2, 6, 8, 10]
 
 
 def test_where_every_evaluation_fails_the_last_weights_are_left(begin: Callable[[str], Run]) -> None:
     run = begin("run")
-    work, progression = run.live(fails=tuple(VALUES), steps=4)
-    assert progression.best_step == 0
+    work, trainer_state = run.live(fails=tuple(VALUES), steps=4)
+    assert trainer_state.best_step == 0
     assert_left(work, run, 4)
 
 
 @pytest.mark.slow
 def test_with_the_dev_loss_validations_are_logged_and_decide_nothing(begin: Callable[[str], Run]) -> None:
     run = begin("run")
-    _, progression = run.live(values=VALUES, metric="dev_loss", lag=(1,), patience=99)
+    _, trainer_state = run.live(values=VALUES, metric="dev_loss", lag=(1,), patience=99)
     losses = run.curve("dev_loss")
-    assert progression.best_step == min(losses, key=losses.__getitem__)
+    assert trainer_state.best_step == min(losses, key=losses.__getitem__)
     assert run.curve("dev/ndcg_at_10") == VALUES
-    assert {f"step-{progression.best_step}", f"step-{STEPS}"} <= run.checkpoints
+    assert {f"step-{trainer_state.best_step}", f"step-{STEPS}"} <= run.checkpoints
     assert len(run.checkpoints) == 2
 
 
@@ -239,8 +239,8 @@ def test_a_best_checkpoint_that_is_damaged_gives_way(begin: Callable[[str], Run]
     run.live(values=VALUES, die_at=9)
     file = run.folder / "checkpoints" / "step-4" / "weights-0-of-1.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    _, progression = run.live(values=VALUES)
-    assert progression.best_step == 12
+    _, trainer_state = run.live(values=VALUES)
+    assert trainer_state.best_step == 12
     assert [line for line in run.notices if "step-4" in line and "best checkpoint will be chosen from the" in line]
 
 
@@ -250,8 +250,8 @@ def test_a_broken_checkpoint_of_a_later_step_is_not_evaluated(begin: Callable[[s
     run.live(values=VALUES, die_at=7, lag=(99,))
     state = run.folder / "checkpoints" / "step-6" / "state.json"
     state.write_text(state.read_text() + " ")
-    _, progression = run.live(values=VALUES)
-    assert progression.best_step == 4
+    _, trainer_state = run.live(values=VALUES)
+    assert trainer_state.best_step == 4
     assert not [line for line in run.notices if "failed" in line]
     assert run.curve("dev/ndcg_at_10") == VALUES
 
@@ -305,9 +305,7 @@ def test_what_keeps_training_between_two_steps_is_reported(begin: Callable[[str]
     run, texts = begin("reported"), list[str]()
     evaluator = ScriptedEvaluator(run.evaluations, lag=(3,))
     work, _ = make_assignment(total_steps=4, eval_steps=2, best_metric="ndcg_at_10", folder=run.folder / "checkpoints")
-    train(
-        dataclasses.replace(work, report_status=texts.append, validation=validation_plan(evaluator, lambda *_: None, 0))
-    )
+    train(dataclasses.replace(work, log_status=texts.append, validation=validation_plan(evaluator, lambda *_: None, 0)))
     assert texts == [
         text
         for step in (2, 4)

@@ -13,7 +13,7 @@ from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.named_losses import LOSS_NAMES
-from raytriever.training.checkpoint import Progression, load_best
+from raytriever.training.checkpoint import TrainerState, load_best
 from raytriever.training.checkpoint_writer import _buffer_for
 from raytriever.training.loop import train
 from raytriever.training.parallel.objective import Objective, with_default_operands
@@ -94,8 +94,8 @@ def test_a_run_resumes_on_a_device(make_assignment, cuda: torch.device, tmp_path
     train(again)
     assert recorder.notices
     assert recorder.losses == expected.losses[-len(recorder.losses) :]
-    for one, other in zip(again.retriever.parameters(), whole.retriever.parameters(), strict=True):
-        assert torch.equal(one.detach().cpu(), other.detach().cpu())
+    for parameter, other in zip(again.retriever.parameters(), whole.retriever.parameters(), strict=True):
+        assert torch.equal(parameter.detach().cpu(), other.detach().cpu())
 
 
 @pytest.mark.slow
@@ -105,11 +105,11 @@ def test_the_best_weights_are_loaded_onto_the_device(make_assignment, cuda: torc
     )
     train(work)
     objective = Objective(work.retriever, build_loss(work.loss), "fp32", None)
-    before = [one.detach().cpu() for one in objective.parameters()]
-    load_best(tmp_path, objective, Progression(step=3, best_step=2), ALONE, cuda)
-    after = [one.detach() for one in objective.parameters()]
-    assert all(one.is_cuda for one in after)
-    assert any(not torch.equal(one, other.cpu()) for one, other in zip(before, after, strict=True))
+    before = [parameter.detach().cpu() for parameter in objective.parameters()]
+    load_best(tmp_path, objective, TrainerState(step=3, best_step=2), ALONE, cuda)
+    after = [parameter.detach() for parameter in objective.parameters()]
+    assert all(item.is_cuda for item in after)
+    assert any(not torch.equal(value, other.cpu()) for value, other in zip(before, after, strict=True))
 
 
 def test_a_checkpoint_is_copied_from_a_device_to_pinned_memory(cuda: torch.device) -> None:

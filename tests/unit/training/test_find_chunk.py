@@ -179,6 +179,6 @@ def test_the_search_keeps_room_for_the_scores_of_a_batch(
         text_bytes = (activations(lambda: encode(6)) - activations(lambda: encode(2))) // 4
     description = work.retriever.description
     tokens = max(description.query_length, description.passage_length)
-    reserve = batch_bytes(WorkerTexts(batch, batch, 1, tokens, work.retriever.width), "cuda")
+    reserve = batch_bytes(WorkerTexts(batch, batch, 1, tokens, work.retriever.dim), "cuda")
     assert reserve > 16 << 20
-    assert 0 < chunk * text_bytes <= module.SHARE * (free - reserve)
+    assert 0 < chunk * text_bytes <= module.FRACTION * (free - reserve)

@@ -38,8 +38,8 @@ def test_only_adapters_are_trained_and_saved_cached_or_not(make_assignment, tiny
         folder = work.folder / f"step-{STEPS}"
         saved = load_file(folder / "weights-0-of-1.safetensors")
         assert saved.keys() == {f"retriever.{name}" for name in changed}
-        with safe_open(folder / "optimizer-0-of-1.safetensors", "pt") as moments:
-            assert {name.partition(":")[0] for name in moments.keys()} == saved.keys()  # noqa: SIM118 - not a mapping
+        with safe_open(folder / "optimizer-0-of-1.safetensors", "pt") as optimizer_state:
+            assert {name.partition(":")[0] for name in optimizer_state.keys()} == saved.keys()  # noqa: SIM118 - not a mapping
     for name, value in results[0].items():
         torch.testing.assert_close(results[1][name], value, rtol=0.05, atol=2e-3)
 

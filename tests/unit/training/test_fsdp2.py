@@ -80,7 +80,7 @@ def strategy_of(name: str, model: Objective, device: str) -> Strategy:
 
 
 def weights_of(strategy: Strategy) -> dict[str, torch.Tensor]:
-    whole = whole_tensors(sorted(strategy.state(), key=lambda one: one.name))
+    whole = whole_tensors(sorted(strategy.state(), key=lambda piece: piece.name))
     return {name: values.clone().cpu() for name, values in whole if ":" not in name}
 
 
@@ -100,7 +100,7 @@ def test_a_step_is_that_of_ddp(variant: str, device: str, tiny_encoder: Path) ->
         losses.append(steps(built, model, device, chunk=chunk))
         weights.append(weights_of(built))
         with torch.no_grad():
-            losses[-1].append(built.measure(batch(model, device, chunk)).value.item())
+            losses[-1].append(built.evaluate(batch(model, device, chunk)).value.item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-6 if device == "cpu" else 1e-5)
     assert losses[0][0] != losses[0][1]
     assert weights[0].keys() == weights[1].keys()
@@ -123,8 +123,8 @@ def test_a_released_model_is_plain(tiny_encoder: Path) -> None:
     with torch.no_grad():
         for key, parameter in other.named_parameters():
             parameter.copy_(saved.get(key, parameter))  # what is not trained is not saved
-    for one in (model, copy.deepcopy(model)):
-        value = one(batch(one, "cpu"), ALONE).value
+    for copied in (model, copy.deepcopy(model)):
+        value = copied(batch(copied, "cpu"), ALONE).value
         torch.testing.assert_close(value, other(batch(other, "cpu"), ALONE).value)
         value.backward()
     assert all(p.grad is not None for p in model.loss.parameters())
@@ -168,7 +168,7 @@ def test_steps_of_the_optimizer_are_restored_where_it_counts_them(
     model = objective(tiny_encoder, "cpu")
     built = strategy_of("fsdp2", model, "cpu")
     steps(built, model, "cpu", 1)
-    saved = [replace(one, values=one.values.clone()) for one in built.state()]
+    saved = [replace(piece, values=piece.values.clone()) for piece in built.state()]
     monkeypatch.setattr(fsdp2, "device_of_steps", lambda *_: torch.device("meta"))
     built.load_state(saved)
     counted = [state["step"].device.type for state in built._optimizer.state.values()]

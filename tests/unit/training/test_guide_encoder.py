@@ -130,8 +130,8 @@ def test_texts_of_several_data_sets_are_read_by_position(
     datasets[0] = dataclasses.replace(datasets[0], tokens=None)
     passes = GuideTexts(guide, combine(datasets)).passes(np.array([165, 3, 160]), np.array([1, 163]))
     expected = [
-        guide.batch_of(guide.contents([one], side, prompt), side, prompt)
-        for side, prompt, one in (
+        guide.batch_of(guide.contents([item], side, prompt), side, prompt)
+        for side, prompt, item in (
             ("query", "second: ", datasets[1].queries.texts[5]),
             ("query", "find: ", datasets[0].queries.texts[3]),
             ("query", "second: ", datasets[1].queries.texts[0]),
@@ -147,7 +147,7 @@ def test_texts_of_several_data_sets_are_read_by_position(
             bucket, torch.cat([b["attention_mask"] for b in texts.buckets])[texts.indices], strict=True
         )
     ]
-    assert rows == [one.buckets[0]["input_ids"][0].tolist() for one in expected]
+    assert rows == [item.buckets[0]["input_ids"][0].tolist() for item in expected]
 
 
 def test_an_unsuited_guide_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:
 GOLDEN = [0.392603, 0.322816, 0.234849, 0.193944]
 
 
-def test_a_step_logs_every_width(make_assignment) -> None:
+def test_a_step_logs_every_dim(make_assignment) -> None:
     settings = LossConfig(temperature=0.05, matryoshka_dims="32,8")
     work, recorder = make_assignment(total_steps=2, loss=settings)
     # The encoder compares by cosine, so what is cut has length one.
@@ -98,14 +98,14 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
     work, recorder = make_assignment(
         total_steps=40, eval_steps=1, patience=3, learning_rate=1.0, warmup_steps=0, folder=tmp_path
     )
-    progression = train(work)
-    looks = {step: measured["dev_loss"] for step, measured in recorder.steps.items()}
-    assert progression.stopped
-    assert progression.step == progression.best_step + 3 < 40
-    assert min(looks, key=looks.__getitem__) == progression.best_step
+    trainer_state = train(work)
+    looks = {step: metrics["dev_loss"] for step, metrics in recorder.steps.items()}
+    assert trainer_state.stopped
+    assert trainer_state.step == trainer_state.best_step + 3 < 40
+    assert min(looks, key=looks.__getitem__) == trainer_state.best_step
     remaining = {path.name for path in tmp_path.iterdir()}
-    assert remaining == {f"step-{progression.best_step}", f"step-{progression.step}"}
-    best = load_file(tmp_path / f"step-{progression.best_step}" / "weights-0-of-1.safetensors")
+    assert remaining == {f"step-{trainer_state.best_step}", f"step-{trainer_state.step}"}
+    best = load_file(tmp_path / f"step-{trainer_state.best_step}" / "weights-0-of-1.safetensors")
     for name, value in parameters(work.retriever).items():
         assert "pooler" in name or torch.equal(value, best[f"retriever.{name}"]), name  # a pooler is frozen
 

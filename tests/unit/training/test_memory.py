@@ -10,7 +10,7 @@ import pytest
 import torch
 from allocations import allocated_peak, chunk_peak, encoder_of
 from batch_ids import BatchIds, build_loss
-from directories import WIDTH, dense, written
+from directories import DIM, dense, written
 from sentence_transformers.sentence_transformer.modules import Normalize as Normalizer
 from torch import Tensor, nn
 from transformers import BertConfig, PretrainedConfig, Qwen3Config, T5Config, XLMRobertaConfig
@@ -98,14 +98,14 @@ def test_dense_modules_are_counted(precision: str, model: ModelConfig) -> None:
 
 def test_dense_modules_of_a_directory_are_planned_without_their_weights(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    written("qwen3", "lasttoken", lambda: dense(WIDTH, 24), Normalizer, lambda: dense(24, 8, bias=False))(folder)
+    written("qwen3", "lasttoken", lambda: dense(DIM, 24), Normalizer, lambda: dense(24, 8, bias=False))(folder)
     real = load_retriever(ModelConfig(str(folder)))
     for file in folder.rglob("*.safetensors"):
         file.unlink()
     simulated = simulate(ModelFiles.read(folder), "passage", PLAIN, real.description, "cuda", "fp32")
     shapes = {name: parameter.shape for name, parameter in real.passage.named_parameters()}
     assert {name: parameter.shape for name, parameter in simulated.encoder.named_parameters()} == shapes
-    assert simulated.encoder.width == real.width == 8
+    assert simulated.encoder.dim == real.dim == 8
 
 
 @pytest.mark.slow
@@ -129,8 +129,8 @@ def test_the_state_of_training_equals_real_tensors() -> None:
         parts = plan.parts(1)
         assert parts.weights == size(real.parameters())
         assert parts.gradients == size(p.grad for p in real.parameters() if p.grad is not None)
-        moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-        assert parts.optimizer == size(moments)
+        optimizer_state = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        assert parts.optimizer == size(optimizer_state)
         assert plan.trained == sum(p.numel() for p in real.parameters() if p.requires_grad)
 
 
@@ -174,7 +174,7 @@ def test_strategies_shard_the_state(strategy: str) -> None:
         return
     assert parts.weights == 4 * weights + (weights if strategy == "zero3" else 0)
     sharded = strategy in ("zero1", "zero2", "zero3")
-    # The sum over chunks, and the copy of DDP, or ZeRO's buffer with the share and the largest gradient of stage 3.
+    # The sum over chunks, and the copy of DDP, or ZeRO's buffer with the fraction and the largest gradient of stage 3.
     largest = QWEN3.vocab_size * QWEN3.hidden_size
     more = {"ddp": weights, "zero1": ZERO_BUCKET, "zero2": ZERO_BUCKET, "zero3": ZERO_BUCKET + weights // 4 + largest}
     assert parts.gradients == 4 * weights + 4 * more[strategy]
@@ -227,13 +227,13 @@ def test_a_model_that_cannot_run_without_values_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["infonce", "infonce-symmetric", "triplet", "lsepair", "mw"])
-@pytest.mark.parametrize(("queries", "group", "width"), [(128, 8, 512), (1024, 4, 16)])
-def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(loss: str, queries: int, group: int, width: int) -> None:
+@pytest.mark.parametrize(("queries", "group", "dim"), [(128, 8, 512), (1024, 4, 16)])
+def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(loss: str, queries: int, group: int, dim: int) -> None:
     """Those of a GPU: numerics/test_device_memory.py."""
     torch.manual_seed(0)
     passages = queries * group
     reduce = build_loss(LossConfig(loss=loss), unit_length=True)
-    chunks = torch.nn.functional.normalize(torch.randn(2, queries + passages, width), dim=2).unbind()
+    chunks = torch.nn.functional.normalize(torch.randn(2, queries + passages, dim), dim=2).unbind()
     positives = torch.arange(passages).view(queries, group)[:, :1].contiguous()
     rows, columns = torch.arange(queries), torch.arange(passages)
     ids = BatchIds(rows, positives, columns, known=positives)
@@ -246,7 +246,7 @@ def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(loss: str, querie
         return gradient
 
     # With the embeddings of each chunk, which exist before the loss.
-    measured = allocated_peak(step) + chunks[0].nbytes
-    planned = batch_bytes(WorkerTexts(queries, passages, 1, 32, width), "cpu")
-    assert measured <= planned * 1.02
-    assert planned <= 2.5 * measured
+    metrics = allocated_peak(step) + chunks[0].nbytes
+    planned = batch_bytes(WorkerTexts(queries, passages, 1, 32, dim), "cpu")
+    assert metrics <= planned * 1.02
+    assert planned <= 2.5 * metrics

@@ -20,7 +20,7 @@ from raytriever.core.errors import StorageError
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.data.hard_negatives import NegativesTable, read_negatives, write_negatives
 from raytriever.data.prepare.open_dataset import open_dataset
-from raytriever.training.batch_loader import SourceVersions
+from raytriever.training.batch_loader import BatchVersions
 from raytriever.training.checkpoint import checkpoint_path, newest_checkpoint
 from raytriever.training.loop import TrainingSetup
 from raytriever.training.negative_refresh import ROUNDS, Ledger, Round, overlap, read_ledger, remove_tables, round_path
@@ -67,13 +67,13 @@ class Run(Lives):
         work, recorder = self.make(folder=self.folder / "checkpoints", checkpoint_steps=saved, **SETTINGS)
         logged = max(self.logged, default=0)
 
-        def listen(step: int, measured: Mapping[str, float]) -> None:
-            self.remember(step, measured)
-            if "loss" in measured:  # nothing is used before it is on the disk
-                assert read_ledger(self.negatives).version(step - 1) == measured["negatives_round"]
+        def listen(step: int, metrics: Mapping[str, float]) -> None:
+            self.remember(step, metrics)
+            if "loss" in metrics:  # nothing is used before it is on the disk
+                assert read_ledger(self.negatives).version(step - 1) == metrics["negatives_round"]
             for thread in threads("saver") if late else threads("saver", "refresh"):
                 thread.join()
-            if step == die_at and "loss" in measured:
+            if step == die_at and "loss" in metrics:
                 raise Killed
 
         work = dataclasses.replace(
@@ -119,7 +119,7 @@ def test_a_table_is_used_and_logged_from_the_recorded_step_on(begin: Callable[[s
     assert logged["refresh_rows"] > 100
     assert 0 < logged["refresh_seconds"] < 60
     assert logged["refresh_overlap"] == 0  # it began without a table
-    assert [step for step, measured in run.logged.items() if "refresh_rows" in measured] == [first.used_from]
+    assert [step for step, metrics in run.logged.items() if "refresh_rows" in metrics] == [first.used_from]
     without = begin("without")
     without.live(lag=(99,))
     assert run.losses()[:earlier] == without.losses()[:earlier]
@@ -149,7 +149,7 @@ def test_all_logged_steps_agree_with_the_record(
     assert max(run.rounds_of_steps()) >= 1
     assert_same(parameters(followed.retriever), parameters(last.retriever))
     begun = [number for pool in straight.pools for number in pool.begun]
-    assert not set(begun) & {one.number for one in read_ledger(run.negatives).adopted_rounds}
+    assert not set(begun) & {adopted_round.number for adopted_round in read_ledger(run.negatives).adopted_rounds}
 
 
 def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool_takes(
@@ -161,7 +161,7 @@ def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool
     actual = killed.live(waits=True)
     assert killed.losses() == whole.losses()
     assert_same(parameters(actual.retriever), parameters(expected.retriever))
-    assert [(one.step, one.used_from) for one in read_ledger(whole.negatives).rounds] == [(5, 6), (10, 11)]
+    assert [(item.step, item.used_from) for item in read_ledger(whole.negatives).rounds] == [(5, 6), (10, 11)]
     assert whole.rounds_of_steps() == [0.0] * 5 + [1.0] * 5 + [2.0] * 4
     assert whole.logged[11]["refresh_staleness_steps"] == 0
 
@@ -313,19 +313,19 @@ def test_a_round_begins_where_none_was_under_way_or_had_been() -> None:
 
 def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_ledger(tmp_path) == Ledger()
-    logged = LEDGER.with_round(36, ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
+    logged = LEDGER.with_round(36, ended=40, used_from=43, digest="c", metrics={"refresh_seconds": 1.25})
     assert logged.rounds[-1].number == 4
     logged.write(tmp_path)
     assert read_ledger(tmp_path) == logged
 
 
 class _Source:
-    """Stands for a `BatchSource`."""
+    """Stands for a `Batches`."""
 
 
 def test_versions_hold_from_their_step_on_and_are_forgotten_behind_the_steps() -> None:
     sources: list[Any] = [_Source() for _ in range(4)]
-    versions = SourceVersions(sources[0])
+    versions = BatchVersions(sources[0])
     versions.add(3, sources[1])
     versions.add(7, sources[2])
     assert [sources.index(versions.at(step)) for step in range(9)] == [0, 0, 0, 1, 1, 1, 1, 2, 2]

@@ -43,7 +43,7 @@ def expected(make_assignment, counts: Counts, tmp_path: Path) -> Trained:
     if not _UNDISTURBED:
         work, recorder = make_assignment(device=CUDA, folder=tmp_path / "whole", **SETTINGS)
         train(work)
-        _UNDISTURBED.append((recorder.losses, [values(one).clone() for one in work.retriever.parameters()]))
+        _UNDISTURBED.append((recorder.losses, [values(parameter).clone() for parameter in work.retriever.parameters()]))
     return _UNDISTURBED[0]
 
 
@@ -82,7 +82,7 @@ def is_in_step() -> bool:
         ("zeros_like", "_init_group"),  # of AdamW, for its moments
         ("_foreach_norm", "Trainer.step"),
     ],
-    ids=["forward", "backward", "moments", "clipping"],
+    ids=["forward", "backward", "optimizer_state", "clipping"],
 )
 def test_a_step_is_done_again(
     make_assignment, counts: Counts, expected: Trained, operator: str, function: str, error: BaseException
@@ -98,8 +98,8 @@ def test_a_step_is_done_again(
     assert len(second.notices) == 1
     line = str(error).splitlines()[0]
     assert second.notices[0].startswith(f"Step {at} ran out of memory ({line}); ")
-    for one, other in zip(work.retriever.parameters(), weights, strict=True):
-        torch.testing.assert_close(values(one), other, rtol=1e-3, atol=1e-5)
+    for parameter, other in zip(work.retriever.parameters(), weights, strict=True):
+        torch.testing.assert_close(values(parameter), other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

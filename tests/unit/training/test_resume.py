@@ -16,10 +16,10 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
 from raytriever.training import loop
 from raytriever.training.checkpoint import (
-    MOMENTS,
+    OPTIMIZER,
     WEIGHTS,
-    Progression,
     State,
+    TrainerState,
     newest_checkpoint,
     read_slices,
     read_state,
@@ -35,7 +35,7 @@ SETTINGS = {"total_steps": STEPS, "dropout": 0.1, "warmup_steps": 2, "loss": Los
 class Whole:
     """What a run that was never interrupted left."""
 
-    progression: Progression
+    trainer_state: TrainerState
     message: dict[int, dict[str, float]]
     parameters: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
@@ -46,12 +46,12 @@ KNOWN: dict[str, Whole] = {}
 
 def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Weights and moments of a checkpoint, those of the loss too."""
-    results = {one.name: one.values.clone() for one in read_slices(folder / f"step-{step}", WEIGHTS, MOMENTS)}
+    results = {piece.name: piece.values.clone() for piece in read_slices(folder / f"step-{step}", WEIGHTS, OPTIMIZER)}
     assert {"loss.log_temperature:exp_avg_sq", "loss.bias:exp_avg_sq"} <= set(results)
     return results
 
 
-def measured(message: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[float | None, ...]]:
+def metrics(message: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[float | None, ...]]:
     """What does not depend on the clock."""
     names = ("loss", "learning_rate", "gradient_norm", "temperature", "batch_auc", "dev_loss")
     return {step: tuple(values.get(name) for name in names) for step, values in message.items()}
@@ -68,7 +68,7 @@ def die_at(work: TrainingSetup, monkeypatch: pytest.MonkeyPatch, at: int, where:
 
     def save_or_die(writer: loop.CheckpointWriter, slices: object, state: State) -> None:
         save(writer, slices, state)
-        if state.progression.step >= at and where == "save":  # one that is not a best one may have been put off
+        if state.trainer_state.step >= at and where == "save":  # one that is not a best one may have been put off
             raise Killed
 
     with monkeypatch.context() as patch:
@@ -84,9 +84,12 @@ def whole(make_assignment, tmp_path: Path) -> Callable[..., Whole]:
         key = repr(sorted(settings.items(), key=lambda item: item[0]))
         if key not in KNOWN:
             work, recorder = make_assignment(folder=tmp_path / "whole", **settings)
-            progression = train(work)
+            trainer_state = train(work)
             KNOWN[key] = Whole(
-                progression, recorder.steps, parameters(work.retriever), state_at(tmp_path / "whole", progression.step)
+                trainer_state,
+                recorder.steps,
+                parameters(work.retriever),
+                state_at(tmp_path / "whole", trainer_state.step),
             )
         return KNOWN[key]
 
@@ -97,17 +100,17 @@ def assert_ends_alike(
     work: TrainingSetup, recorder: LogRecorder, message: Mapping[int, dict[str, float]], whole: Whole
 ) -> None:
     """Train on, to the end of the run that was never interrupted, saying all that it said and nothing else."""
-    assert train(work) == whole.progression
+    assert train(work) == whole.trainer_state
     assert_same(parameters(work.retriever), whole.parameters)
-    assert_same(state_at(work.folder, whole.progression.step), whole.state)
-    expected = measured(whole.message)
-    assert len(expected) == whole.progression.step
+    assert_same(state_at(work.folder, whole.trainer_state.step), whole.state)
+    expected = metrics(whole.message)
+    assert len(expected) == whole.trainer_state.step
     # Nothing is logged with another value the second time, and all is logged at least once.
     both = {step: dict(values) for step, values in message.items()}
     for step, values in recorder.steps.items():
         both.setdefault(step, {}).update(values)
-    assert measured(both) == expected
-    assert measured({step: {**both[step], **values} for step, values in message.items()}).items() <= expected.items()
+    assert metrics(both) == expected
+    assert metrics({step: {**both[step], **values} for step, values in message.items()}).items() <= expected.items()
 
 
 @pytest.fixture
@@ -175,7 +178,7 @@ def test_early_stopping_remembers_how_long_it_waited(
 ) -> None:
     # A learning rate far too high: an early look is the best.
     settings = {**SETTINGS, "total_steps": 40, "eval_steps": 1, "patience": 3, "learning_rate": 1.0, "warmup_steps": 0}
-    expected = whole(**settings).progression
+    expected = whole(**settings).trainer_state
     assert expected.stopped
     assert expected.step == expected.best_step + 3 < 40
     ends_alike(settings, (min(at, expected.step), where))
@@ -188,7 +191,7 @@ def test_a_finished_run_does_nothing_and_a_damaged_newest_is_named_once_and_the_
     work, recorder_first = make_assignment(**SETTINGS)
     train(work)
     finished, recorder = make_assignment(**SETTINGS)
-    assert train(finished) == expected.progression
+    assert train(finished) == expected.trainer_state
     assert not recorder.steps
     assert_same(parameters(finished.retriever), expected.parameters)
     newest, _ = newest_checkpoint(work.folder)
@@ -225,16 +228,16 @@ def test_a_damaged_best_is_named_and_the_best_from_there_counts(
         )
         die_at(work, patient, 8, "step")
     newest, _ = newest_checkpoint(work.folder)
-    progression = read_state(newest).progression
-    assert progression.best_step < progression.step
-    file = work.folder / f"step-{progression.best_step}" / "weights-0-of-1.safetensors"
+    trainer_state = read_state(newest).trainer_state
+    assert trainer_state.best_step < trainer_state.step
+    file = work.folder / f"step-{trainer_state.best_step}" / "weights-0-of-1.safetensors"
     file.write_bytes(b"damaged")
     again, second_recorder = make_assignment(**settings)
     result = train(again)
     assert second_recorder.notices[0].startswith(f"{file}: is incomplete")
     assert second_recorder.notices[0].endswith("The best checkpoint will be chosen from later ones.")
     looks = {step: message["dev_loss"] for step, message in second_recorder.steps.items()}
-    assert result.best_step == min(looks, key=looks.__getitem__) > progression.step
+    assert result.best_step == min(looks, key=looks.__getitem__) > trainer_state.step
 
 
 REFUSED: dict[str, dict[str, object]] = {

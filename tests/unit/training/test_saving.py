@@ -18,10 +18,10 @@ from raytriever.losses.distributed import ALONE
 from raytriever.models.checkpoint_model import Slice, whole_tensors
 from raytriever.training import checkpoint_writer as saving
 from raytriever.training.checkpoint import (
-    MOMENTS,
+    OPTIMIZER,
     WEIGHTS,
-    Progression,
     State,
+    TrainerState,
     newest_checkpoint,
     read_slices,
     read_state,
@@ -44,7 +44,7 @@ def together(size: int, run: Callable[[Threads], object]) -> list[object]:
 
 
 def slices(value: float, rank: int = 0, size: int = 1, count: int = 6000) -> list[Slice]:
-    """This worker's share of one weight and one moment, all of one value."""
+    """This worker's fraction of one weight and one moment, all of one value."""
     own = count // size
     return [
         Slice(name, torch.full((own,), value), rank * own, (2, count // 2)) for name in ("weight", "weight:exp_avg")
@@ -52,17 +52,17 @@ def slices(value: float, rank: int = 0, size: int = 1, count: int = 6000) -> lis
 
 
 def state(step: int, best: int = 0) -> State:
-    return State(Progression(step, best or step, 0.5), {"data": "abc"})
+    return State(TrainerState(step, best or step, 0.5), {"data": "abc"})
 
 
 def saved_value(path: Path) -> float:
     """The one value of a checkpoint."""
-    results = dict(whole_tensors(read_slices(path, WEIGHTS, MOMENTS)))
+    results = dict(whole_tensors(read_slices(path, WEIGHTS, OPTIMIZER)))
     assert [(name, tuple(tensor.shape)) for name, tensor in results.items()] == [
         ("weight", (2, 3000)),
         ("weight:exp_avg", (2, 3000)),
     ]
-    (value,) = {float(one) for tensor in results.values() for one in tensor.unique()}
+    (value,) = {float(item) for tensor in results.values() for item in tensor.unique()}
     return value
 
 
@@ -83,8 +83,8 @@ def test_a_save_is_of_its_moment_and_holds_no_step_up(tmp_path: Path, held_back:
     mine = slices(1.0)
     with CheckpointWriter(tmp_path, ALONE, CPU, 1, has_state=True) as writer:
         writer.save(mine, state(1))
-        for one in mine:
-            one.values.fill_(2.0)  # the next step, while nothing is written yet
+        for piece in mine:
+            piece.values.fill_(2.0)  # the next step, while nothing is written yet
         assert writer.status().is_writing
         assert newest_checkpoint(tmp_path) == (None, [])
         held_back.set()
@@ -238,7 +238,7 @@ def test_a_gpus_buffers_are_pinned_before_the_next_step(
         return allocate(values)
 
     monkeypatch.setattr(saving, "_buffer_for", note)
-    mine = [replace(one, values=one.values.to(device)) for one in slices(3.0)]
+    mine = [replace(piece, values=piece.values.to(device)) for piece in slices(3.0)]
     with CheckpointWriter(tmp_path, ALONE, device, 1, has_state=True) as writer:
         writer.allocate_buffers(mine)
         writer.wait()

@@ -83,7 +83,7 @@ def test_no_weight_changes_from_the_step_on_that_is_not_finite(
     losses, before = list[Spoiled](), list[torch.Tensor]()
 
     def spoiled(config: LossConfig, unit_length: bool) -> Spoiled:
-        notice = lambda: before.extend(values(one).clone() for one in work.retriever.parameters())  # noqa: E731
+        notice = lambda: before.extend(values(parameter).clone() for parameter in work.retriever.parameters())  # noqa: E731
         losses.append(Spoiled(build_loss(config, unit_length), notice))
         return losses[0]
 
@@ -92,8 +92,8 @@ def test_no_weight_changes_from_the_step_on_that_is_not_finite(
         work, recorder = make_assignment(device=device, total_steps=9, eval_steps=9)
         with pytest.raises(NotFiniteError, match="step 2: the loss is nan"):
             train(work)
-        for one, other in zip(work.retriever.parameters(), before, strict=True):
-            assert torch.equal(values(one), other)
+        for parameter, other in zip(work.retriever.parameters(), before, strict=True):
+            assert torch.equal(values(parameter), other)
     assert losses[0].steps == (4 if device == CUDA else 3)
     assert sorted(recorder.steps) == [1, 2]
     assert not list(work.folder.glob("step-*"))
@@ -111,7 +111,7 @@ def test_what_is_saved_and_validated_comes_after_the_report_of_its_step(make_ass
                 before_commit=lambda step: order.append((step, "saved")),
             )
         )
-    metrics = [one for one in order if one[1] != "saved"]
+    metrics = [item for item in order if item[1] != "saved"]
     kinds = [
         (1, ["loss"]),
         (2, ["loss", "dev_loss"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from batch_ids import BatchIds, build_loss
-from directories import INSTRUCTION, WIDTH, dense, two_towers, written
+from directories import DIM, INSTRUCTION, dense, two_towers, written
 from gradients import distance
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -35,7 +35,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "Dense head": written(
         "t5",
         "mean",
-        lambda: dense(WIDTH, 24, nn.Tanh()),
+        lambda: dense(DIM, 24, nn.Tanh()),
         lambda: dense(24, 16, seed=6, bias=False),
         Normalize,
         max_length=128,
@@ -55,11 +55,11 @@ def by_library(folder: Path, texts: Texts = SHORT) -> tuple[float, list[Tensor]]
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     similarity = {"cosine": cos_sim, "dot": dot_score}[model.similarity_fn_name]
     features = [
-        model.preprocess(each, prompt=model.prompts[task], task=task)
-        for each, task in zip(texts, ("query", "document", "document"), strict=True)
+        model.preprocess(text, prompt=model.prompts[task], task=task)
+        for text, task in zip(texts, ("query", "document", "document"), strict=True)
     ]
-    for one, task in zip(features, ("query", "document", "document"), strict=True):
-        one["task"] = task
+    for feature, task in zip(features, ("query", "document", "document"), strict=True):
+        feature["task"] = task
     loss = MultipleNegativesRankingLoss(model.eval(), scale=1 / TEMPERATURE, similarity_fct=similarity)
     value = loss(features, None)
     value.backward()
@@ -83,7 +83,7 @@ def by_raytriever(folder: Path, chunk: int | None, packs: bool, texts: Texts = S
 def gradients_of(model: nn.Module) -> list[Tensor]:
     """Return the gradients of all parameters but those of BERT's pooler, which no embedding uses."""
     used = [parameter for name, parameter in model.named_parameters() if "pooler" not in name]
-    return [torch.zeros_like(each) if each.grad is None else each.grad for each in used]
+    return [torch.zeros_like(item) if item.grad is None else item.grad for item in used]
 
 
 @pytest.mark.fast_every(15)

@@ -18,7 +18,7 @@ from raytriever.training.loop import train
 from raytriever.training.step_metrics import (
     PHASES,
     WINDOW,
-    StepReports,
+    StepLines,
     Stopwatch,
     StragglerWatch,
     Throughput,
@@ -87,7 +87,7 @@ def test_work_is_counted_as_the_layers_do_it(make_assignment, tiny_encoder: Path
     batch: Batch = work.train.batch(0, work.retriever, ALONE)
     backbone = work.retriever.query.backbone
     per_token, per_pair = flops_of(backbone)
-    # Two layers of width 32: four square matrices of attention, two of 64 x 32, with biases and two normalizations.
+    # Two layers of dimension 32: four square matrices of attention, two of 64 x 32, with biases and two normalizations.
     layer = 4 * (32 * 32 + 32) + (32 * 64 + 64) + (64 * 32 + 32) + 2 * 2 * 32
     assert per_token == 6 * (2 * layer + 2 * 32)  # and the normalization behind the embeddings
     assert per_pair == 12 * 2 * 32
@@ -134,7 +134,7 @@ class Rates:
 def test_a_step_that_nothing_waited_for_takes_as_long_as_the_device_worked() -> None:
     """The first step, and one after a validation: the processor is done with it before the device begins."""
     logged: list[Mapping[str, float]] = []
-    reports = StepReports(cast(Throughput, Rates()), 8, lambda step, metrics: logged.append(metrics), reads_late=True)
+    reports = StepLines(cast(Throughput, Rates()), 8, lambda step, metrics: logged.append(metrics), reads_late=True)
     output, norm = LossOutput(torch.tensor(1.0), {}), torch.tensor(1.0)
     phases = {"encode_seconds": 1.5, "backward_seconds": 2.0}
     reports.add(0, output, norm, (1.0, 1.0), lambda: phases, time.perf_counter(), {"data_wait_seconds": 0.5})
@@ -171,7 +171,7 @@ def test_a_slow_worker_is_named_once_with_its_host_until_it_is_over() -> None:
         "Worker 0 on n0 is slow",
     ]
     assert "0.5 s per step more than the 1 s of the others (median, 20 steps)" in notices[0]
-    assert [one["slowest_worker"] for one in message] == [1, 1, 1, 1, 1, 0]
+    assert [item["slowest_worker"] for item in message] == [1, 1, 1, 1, 1, 0]
     assert message[0]["straggler_seconds"] == pytest.approx(0.5)
 
 

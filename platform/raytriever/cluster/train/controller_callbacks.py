@@ -21,7 +21,7 @@ from raytriever.cluster.train.network_interface import LOST_PEER, choose_interfa
 from raytriever.core.errors import ConfigError, lost_gpu
 
 
-class GroupReports(ControllerCallback, WorkerGroupCallback):
+class GroupMessages(ControllerCallback, WorkerGroupCallback):
     """Reports from the controller to the event queue: its handle, and the workers that it requests and gets. `hosts`
     and `addresses` are those of the workers of the newest group, by rank."""
 
@@ -42,7 +42,7 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Report the hosts when all workers have started, or an error if their versions differ."""
         places = [worker.metadata for worker in worker_group.get_workers()]
-        self.hosts, self.addresses = [one.hostname for one in places], [one.node_ip for one in places]
+        self.hosts, self.addresses = [place.hostname for place in places], [place.node_ip for place in places]
         read = _version_reader()
         for host, version in zip(self.hosts, worker_group.execute(read), strict=True):
             if version != read():
@@ -107,7 +107,7 @@ def end_controller(queue: Any) -> None:
 class Failures(UserCallback):
     """Recorder of failed worker groups; Ray Train's controller calls it before the next group starts."""
 
-    def __init__(self, reports: GroupReports, queue: Any) -> None:
+    def __init__(self, reports: GroupMessages, queue: Any) -> None:
         self._reports, self._queue = reports, queue
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:

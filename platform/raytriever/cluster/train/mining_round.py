@@ -114,7 +114,7 @@ class MiningRounds:
 
     def _table(self, mined: Sequence[MiningResult]) -> NegativesTable:
         starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in self._datasets[:-1])]
-        tables = [one.table for one in mined]
+        tables = [block.table for block in mined]
         table = tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
         if self._first is None:
             return table
@@ -136,16 +136,16 @@ def _encode(
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:
     """Return the fractions of candidates removed, by reason, and of queries with too few or no negatives."""
     totals: dict[str, int] = {}
-    for one in mined:
-        for reasons in one.counts.values():
+    for block in mined:
+        for reasons in block.counts.values():
             for name, count in reasons.items():
                 totals[name] = totals.get(name, 0) + count
     candidates = totals.pop("candidates", 0)
-    shares = {f"refresh_share_{_metric_name(name)}": count / max(1, candidates) for name, count in totals.items()}
-    counts = np.concatenate([one.counts_per_query for one in mined])
-    shares["refresh_queries_short"] = float((counts < mined[0].wanted).mean())
-    shares["refresh_queries_without"] = float((counts == 0).mean())
-    return {"refresh_candidates": float(candidates), **shares}
+    fractions = {f"refresh_fraction_{_metric_name(name)}": count / max(1, candidates) for name, count in totals.items()}
+    counts = np.concatenate([block.counts_per_query for block in mined])
+    fractions["refresh_queries_short"] = float((counts < mined[0].wanted).mean())
+    fractions["refresh_queries_without"] = float((counts == 0).mean())
+    return {"refresh_candidates": float(candidates), **fractions}
 
 
 def _metric_name(reason: str) -> str:

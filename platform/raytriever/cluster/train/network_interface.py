@@ -36,6 +36,6 @@ def interface_of(address: str) -> str | None:
     import psutil  # comes with Ray
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
+        if any(candidate.address.partition("%")[0] == address for candidate in addresses):
             return None if address.startswith("127.") or address == "::1" else str(name)
     return None

@@ -34,7 +34,7 @@ from raytriever.cluster.train.validate_checkpoint import DevSet, Validations, di
 from raytriever.core.errors import DataError, StorageError, UserError, flag_of
 from raytriever.core.machine import usable_cores
 from raytriever.core.store.commit import committed_directory, is_committed
-from raytriever.core.store.object_stores import is_uri, report_to
+from raytriever.core.store.object_stores import is_uri, log_to
 from raytriever.data.hard_negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher_scores import Coverage
 from raytriever.losses.distributed import WorkerGroup, current_workers
@@ -99,7 +99,7 @@ def train_worker(job: WorkerJob) -> None:
     with _user_errors_sent(queue):
         setup = _open_setup(job, device)
         train(setup)
-        _report_status(queue, "writing the model")
+        _log_status(queue, "writing the model")
         if setup.workers.rank == 0:
             _write(job, setup.retriever.eval())
 
@@ -137,27 +137,27 @@ def _is_needed(job: WorkerJob, device: torch.device) -> bool:
     return size == available or regroup(size, device)
 
 
-def _report_status(queue: EventQueue, text: str) -> None:
+def _log_status(queue: EventQueue, text: str) -> None:
     if current_workers().rank == 0:
         queue.send(StatusMessage(text))
 
 
 def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
     config, settings, queue = job.config, job.config.training, job.queue
-    report_to(lambda line: queue.send(LogMessage(line)))
+    log_to(lambda line: queue.send(LogMessage(line)))
     job.driver.enter()  # Ray starts workers in another folder, and paths may be relative
     workers = current_workers()
     if device.type == "cpu":
         # By default Ray gives a process one thread. Here the workers of a node share all its cores.
         local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
         torch.set_num_threads(max(1, usable_cores() // (local * job.runs_per_node)))
-    _report_status(queue, "loading the encoder in the workers")
+    _log_status(queue, "loading the encoder in the workers")
     precision = choose_precision(settings.precision, device)
     retriever = move_to(load_retriever(config.model, base_type(config.model.lora_rank, precision)), device)
     prepare_for_training(retriever, config.model, settings.seed)
     if workers.rank == 0:
         write_settings(job.folder / CHECKPOINTS, config.model, precision)
-    _report_status(queue, "opening the data in the workers")
+    _log_status(queue, "opening the data in the workers")
     for path in job.datasets:
         if not is_uri(path) and not is_committed(Path(path)):
             remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to a folder of an object store"
@@ -166,16 +166,16 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
     if config.loss.guide:
         data = replace(data, guide=Guide.load(config.loss.guide, precision, device))
     negatives = ray.get(job.negatives)
-    source = data.train(negatives)
+    batches = data.train(negatives)
     if data.teacher is not None and workers.rank == 0:
-        queue.send(LogMessage(f"teacher: {Coverage.of(data.teacher, source.examples)}"))
+        queue.send(LogMessage(f"teacher: {Coverage.of(data.teacher, batches.examples)}"))
     if data.labels is not None and workers.rank == 0 and not set(GRADED_LOSSES).isdisjoint(config.loss.terms):
         pairs, labels = f"{len(data.labels):,} judged pairs", data.labels.scores
         queue.send(LogMessage(f"graded relevance: {pairs} have labels from {labels.min():.2g} to {labels.max():.2g}"))
-    _report_status(queue, "the first step, which compiles code for all steps")
+    _log_status(queue, "the first step, which compiles code for all steps")
     return TrainingSetup(
         retriever=retriever,
-        train=source,
+        train=batches,
         dev=data.dev(),
         loss=config.loss,
         training=settings,
@@ -186,7 +186,7 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
         folder=job.folder / CHECKPOINTS,
         on_metrics=lambda step, metrics: queue.send(StepEvent(step, dict(metrics))),
         log=lambda text: queue.send(LogMessage(text)),
-        report_status=partial(_report_status, queue),
+        log_status=partial(_log_status, queue),
         before_commit=lambda step: queue.flush(CheckpointEvent(step)),
         data_digest=data.digest(negatives),
         refresh=_refresh_plan(job, data, negatives, workers, device),

@@ -43,7 +43,7 @@ from raytriever.cluster.events_and_restarts import (
 from raytriever.cluster.gpus_and_placement import count_gpus, room_for
 from raytriever.cluster.ray_private import forbid_auto_connect
 from raytriever.cluster.ray_session import DriverContext
-from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupReports, end_controller
+from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupMessages, end_controller
 from raytriever.cluster.train.job_actors import start_evaluator, start_miner
 from raytriever.cluster.train.network_interface import UNREACHABLE, VARIABLES
 from raytriever.cluster.train.train_worker import TrainingJob, WorkerJob, train_worker
@@ -210,7 +210,7 @@ def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
     use_gpu = count_gpus() > 0
     fewest, most = job.config.training.workers
     most = job.config.training.sharing(most)
-    reports = GroupReports(job.queue)
+    reports = GroupMessages(job.queue)
     return TorchTrainer(
         # If the job were in `train_loop_config`, the controller would import all of training before it starts workers.
         partial(train_worker, job),

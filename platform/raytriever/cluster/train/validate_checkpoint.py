@@ -77,7 +77,7 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
             dataset = own
         else:
             path = data.dataset if name == OWN else name
-            dataset = open_dataset(path, [split], max_bad_rows=data.max_bad_rows, run=run, report=log)
+            dataset = open_dataset(path, [split], max_bad_rows=data.max_bad_rows, run=run, log=log)
         if is_own and split == data.test_split:
             log(f"{dataset.name}: the best checkpoint is chosen on the test split {split!r}: test metrics are too high")
         _check(dataset, split, protocol, training.best_metric)
@@ -93,7 +93,7 @@ def digest_of(dev_sets: tuple[DevSet, ...], config: Config) -> str:
     """Return a hash of all that determines the dev metrics, except the weights; "" if there are no dev sets."""
     if not dev_sets:
         return ""
-    contents = [[one.name, one.split, one.digest] for one in dev_sets]
+    contents = [[dev_set.name, dev_set.split, dev_set.digest] for dev_set in dev_sets]
     settings = [contents, asdict(dev_protocol(config.training.best_metric)), config.validation.eval_corpus]
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
@@ -128,15 +128,17 @@ class Validations:
             return stored
         began = time.monotonic()
         retriever = load_for_encoding(ModelConfig(str(checkpoint)), self._config.training.precision)
-        rows = {one.name: self._measure(retriever, one, self._datasets[one.name]) for one in self._dev_sets}
+        rows = {
+            dev_set.name: self._evaluate(retriever, dev_set, self._datasets[dev_set.name]) for dev_set in self._dev_sets
+        }
         metrics = {name: float(np.mean([row[name] for row in rows.values()])) for name in self._protocol.metrics}
-        measured = {f"{DEV}{name}": value for name, value in metrics.items()}
+        metrics = {f"{DEV}{name}": value for name, value in metrics.items()}
         if len(rows) > 1:
-            measured |= {f"{DEV}{one}/{name}": value for one, row in rows.items() for name, value in row.items()}
-        measured = {name: value for name, value in measured.items() if value == value}  # no negatives: the AUC is NaN
+            metrics |= {f"{DEV}{key}/{name}": value for key, row in rows.items() for name, value in row.items()}
+        metrics = {name: value for name, value in metrics.items() if value == value}  # no negatives: the AUC is NaN
         best = self._config.training.best_metric
         value = float("nan") if best == DEV_LOSS else metrics[read_best_metric(best)]
-        record = Record(step, value, {**measured, "evaluation_seconds": time.monotonic() - began})
+        record = Record(step, value, {**metrics, "evaluation_seconds": time.monotonic() - began})
         write_record(self._folder, record)
         return record
 
@@ -145,15 +147,15 @@ class Validations:
         """Data set of each dev set by name, with the corpus sampled if the settings say so."""
         most, seed = self._config.validation.eval_corpus, self._config.training.seed
         datasets = {}
-        for one in self._dev_sets:
-            dataset = open_dataset(one.path, [one.split], bm25_language=self._config.data.bm25_language)
+        for dev_set in self._dev_sets:
+            dataset = open_dataset(dev_set.path, [dev_set.split], bm25_language=self._config.data.bm25_language)
             if most is not None:
-                dataset = sample_corpus(dataset, one.split, most, seed, lambda all: Bm25Index.of(all.documents))
-            datasets[one.name] = dataset
+                dataset = sample_corpus(dataset, dev_set.split, most, seed, lambda all: Bm25Index.of(all.documents))
+            datasets[dev_set.name] = dataset
         return datasets
 
-    def _measure(self, retriever: Retriever, one: DevSet, dataset: RetrievalDataset) -> dict[str, float]:
-        positions, prompts = dataset.relevant_queries(one.split), retriever.prompts_of(dataset.name)
-        queries = encode_queries(retriever, dataset, positions, one.name)
-        documents = encode_texts(retriever, dataset.passages(), "passage", one.name, prompts.passage)
-        return evaluate_embeddings(dataset, one.split, queries, documents, self._protocol).metrics
+    def _evaluate(self, retriever: Retriever, dev_set: DevSet, dataset: RetrievalDataset) -> dict[str, float]:
+        positions, prompts = dataset.relevant_queries(dev_set.split), retriever.prompts_of(dataset.name)
+        queries = encode_queries(retriever, dataset, positions, dev_set.name)
+        documents = encode_texts(retriever, dataset.passages(), "passage", dev_set.name, prompts.passage)
+        return evaluate_embeddings(dataset, dev_set.split, queries, documents, self._protocol).metrics

@@ -170,16 +170,16 @@ def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
     if origin in (Union, types.UnionType):
         return _first_of(value, inner, path)
     if origin is Literal:
-        if not any(type(one) is type(value) and one == value for one in inner):
+        if not any(type(choice) is type(value) and choice == value for choice in inner):
             raise Mismatch(f"{_place(path)} is {_shown(value)}, expected {' or '.join(map(repr, inner))}")
         return value
     if is_typeddict(kind) or dataclasses.is_dataclass(kind):
         return _record(_plain(value, dict, path), kind, path)
     if origin in (list, Sequence, tuple):
-        items = [_conformed(one, inner[0], (*path, str(i))) for i, one in enumerate(_plain(value, list, path))]
+        items = [_conformed(item, inner[0], (*path, str(i))) for i, item in enumerate(_plain(value, list, path))]
         return tuple(items) if origin is tuple else items
     if origin in (dict, Mapping):
-        return {name: _conformed(one, inner[1], (*path, name)) for name, one in _plain(value, dict, path).items()}
+        return {name: _conformed(item, inner[1], (*path, name)) for name, item in _plain(value, dict, path).items()}
     return _plain(value, kind, path)
 
 
@@ -213,7 +213,7 @@ def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
     needed, hints = _fields(kind)
     if missing := [name for name in hints if name in needed and name not in value]:
         raise Mismatch(f"{_place((*path, missing[0]))} is missing")
-    fields = {name: _conformed(one, hints.get(name, Any), (*path, name)) for name, one in value.items()}
+    fields = {name: _conformed(item, hints.get(name, Any), (*path, name)) for name, item in value.items()}
     if is_typeddict(kind):
         return fields
     if unknown := [name for name in value if name not in hints]:
@@ -228,10 +228,10 @@ def _fields(kind: Any) -> tuple[frozenset[str], dict[str, Any]]:
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
         plain = {name: get_args(hint)[0] if name in optional else hint for name, hint in hints.items()}
         return frozenset(kind.__required_keys__ - optional), plain
-    fields = [one for one in dataclasses.fields(kind) if one.init]
+    fields = [field for field in dataclasses.fields(kind) if field.init]
     missing = dataclasses.MISSING
-    needed = [one.name for one in fields if one.default is missing and one.default_factory is missing]
-    return frozenset(needed), {one.name: hints[one.name] for one in fields}
+    needed = [field.name for field in fields if field.default is missing and field.default_factory is missing]
+    return frozenset(needed), {field.name: hints[field.name] for field in fields}
 
 
 def _place(path: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ def _usable_cache(folder: str, private: str) -> str:
     """Return the first folder if this user may write to it and to the collections in it, else the second."""
     collections = []
     with suppress(OSError):
-        collections = [one.path for one in os.scandir(folder) if one.is_dir() and not one.name.startswith(".")]
+        collections = [entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
     forbidden = [path for path in (folder, *collections) if os.path.isdir(path) and not os.access(path, os.W_OK)]
     if not forbidden or folder == private:
         return folder

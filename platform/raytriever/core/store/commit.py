@@ -63,7 +63,7 @@ def committed_directory(
         begun: one of the `leftovers` of `path`, to be continued; by default an empty directory is yielded.
         durable: whether the directory survives a crash of the machine. If not, a crash may leave wrong contents.
         entries: entries of files that were hashed by the process that wrote them, or that are in the object store
-            already (`take_part`); read when the block ends.
+            already (`take_piece`); read when the block ends.
     """
     path = Path(os.path.abspath(path))
     with disk_errors(path):
@@ -92,10 +92,10 @@ def committed_directory(
 
 @contextmanager
 def one_writer(
-    path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
+    path: Path | str, *, wait: bool = False, log: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
     """Hold the lock of `path` in a block, so that no other command writes there; see `lock.acquire`."""
-    lock = acquire(path, wait=wait, report=report, remedy=remedy)
+    lock = acquire(path, wait=wait, log=log, remedy=remedy)
     try:
         yield
     finally:
@@ -283,19 +283,20 @@ def entry_of(file: Path) -> FileEntry:
     return {"size": file.stat().st_size, "sha256": sha256_of(file)}
 
 
-def push_part(folder: Path, path: Path, part: str) -> None:
+def push_piece(folder: Path, path: Path, name: str) -> None:
     """Upload the files of a folder into a directory of an object store that another process will commit. That process
-    calls `take_part` with the same name of the part."""
+    calls `take_piece` with the same name of the part."""
     files = files_below(folder)
-    remote_folders.push_part(path, {file.name: file for file in files})
-    object_stores.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())
+    remote_folders.push_piece(path, {file.name: file for file in files})
+    object_stores.write_object(path / f".{name}", json.dumps({file.name: entry_of(file) for file in files}).encode())
 
 
-def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
-    """Return the manifest entries of the files that another process uploaded with `push_part`; None if not yet done."""
-    content = object_stores.read_object(path / f".{part}")
+def take_piece(path: Path, name: str) -> dict[str, FileEntry] | None:
+    """Return the manifest entries of the files that another process uploaded with `push_piece`; None if not yet
+    done."""
+    content = object_stores.read_object(path / f".{name}")
     remedy = "give the same command again"
-    return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], remedy)
+    return None if content is None else parse_json(content.decode(), name, dict[str, FileEntry], remedy)
 
 
 def _put(aside: Path, path: Path, replace: bool, durable: bool) -> None:

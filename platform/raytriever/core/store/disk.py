@@ -68,17 +68,17 @@ def _exists(path: Path) -> bool:
 def make_folder(folder: Path) -> list[Path]:
     """Make a folder and its parents durably. Return the folders that were missing, the deepest first. If a group may
     write to the existing folder above them, it may also write to the new ones."""
-    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    missing = [parent for parent in (folder, *folder.parents) if not os.path.lexists(parent)]
     above = missing[-1].parent if missing else folder
     if not (_exists(above) and above.is_dir()):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     folder.mkdir(parents=True, exist_ok=True)
-    for one in reversed(missing):
-        fsync(one.parent)
-        mode = one.parent.stat().st_mode
+    for parent in reversed(missing):
+        fsync(parent.parent)
+        mode = parent.parent.stat().st_mode
         if mode & stat.S_ISGID and mode & stat.S_IWGRP:
             with suppress(PermissionError):  # another user has just made it
-                one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
+                parent.chmod(stat.S_IMODE(parent.stat().st_mode) | stat.S_IWGRP)
     return missing
 
 

@@ -42,7 +42,7 @@ from raytriever.core.store.lock_owner import (
 )
 
 LOCK = ".lock"
-REPORT_SECONDS, POLL_SECONDS = 10.0, 0.1
+LOG_SECONDS, POLL_SECONDS = 10.0, 0.1
 LEASE_GRACE_SECONDS = 5.0  # if two processes ask for a lease at once, one gets it within this time
 GRACE_SECONDS = 0.5  # `owner_of` in another process holds the lock for an instant; do not refuse because of it
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -156,7 +156,7 @@ def owner_of(path: Path | str) -> Owner | None:
 
 
 def acquire(
-    path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
+    path: Path | str, *, wait: bool = False, log: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Lock:
     """Acquire the lock of a path. The path need not exist; its parents are made. Raise `InUseError` if another process
     holds it, and `wait` is false. Raise `StorageError` if the lock file cannot be made. Users do not know lock files,
@@ -164,14 +164,14 @@ def acquire(
 
     Args:
         wait: whether to wait for another owner instead of raising an error. Ctrl-C ends the wait.
-        report: function that gets a line when the wait begins, and then every ten seconds.
+        log: function that gets a line when the wait begins, and then every ten seconds.
         remedy: remedy for the error; by default the user should wait.
     """
     if len(object_stores.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
     with disk_errors(path), object_stores.named(path, lock_file_of(path)):
         try:
-            return _acquire(path, wait, report, remedy)
+            return _acquire(path, wait, log, remedy)
         except FileNotFoundError as error:  # a file system without files on a disk, such as /proc
             raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
         except OSError as error:
@@ -179,10 +179,10 @@ def acquire(
             raise
 
 
-def _acquire(path: Path | str, wait: bool, report: Callable[[str], None] | None, remedy: str | None) -> Lock:
+def _acquire(path: Path | str, wait: bool, log: Callable[[str], None] | None, remedy: str | None) -> Lock:
     began = time.monotonic()
     grace = LEASE_GRACE_SECONDS if _needs_lease(path) else GRACE_SECONDS
-    next_report = began + grace
+    next_line = began + grace
     while True:
         lock = _try(path)
         if isinstance(lock, Lock):
@@ -194,9 +194,9 @@ def _acquire(path: Path | str, wait: bool, report: Callable[[str], None] | None,
         now = time.monotonic()
         if now > began + grace and (not wait or (lock.kind == BY_FILE and has_ended_here(lock))):
             raise InUseError(f"in use by {lock}", str(path), _remedy(lock, path, remedy))
-        if wait and report is not None and now >= next_report:
-            report(f"{path}: waiting for {lock}")
-            next_report = now + REPORT_SECONDS
+        if wait and log is not None and now >= next_line:
+            log(f"{path}: waiting for {lock}")
+            next_line = now + LOG_SECONDS
         check_interrupted()
         time.sleep(POLL_SECONDS)
 

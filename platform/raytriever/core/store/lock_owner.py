@@ -31,8 +31,8 @@ class Owner:
 
     def __str__(self) -> str:
         now = time.time()
-        form = "%H:%M:%S" if now - self.since < 12 * 3600 else "%Y-%m-%d %H:%M:%S"
-        at = time.strftime(form, time.localtime(self.since))
+        pattern = "%H:%M:%S" if now - self.since < 12 * 3600 else "%Y-%m-%d %H:%M:%S"
+        at = time.strftime(pattern, time.localtime(self.since))
         return f"'{self.command}' on host {self.host}, pid {self.pid}, since {at} ({_duration(now - self.since)})"
 
 

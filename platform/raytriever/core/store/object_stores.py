@@ -26,7 +26,7 @@ from raytriever.core.masking import refuse_secrets
 from raytriever.core.terminal import warn
 
 T = TypeVar("T")
-_report: Callable[[str], None] = warn
+_log: Callable[[str], None] = warn
 _newest = 0  # see the function `newest`
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
@@ -52,10 +52,10 @@ _PROBE = b"raytriever"
 _REFUSED = "check the name of the bucket, the credentials in the environment, and their permissions"
 
 
-def report_to(report: Callable[[str], None]) -> None:
+def log_to(log: Callable[[str], None]) -> None:
     """Set the function that prints lines about stores that do not answer. A worker needs it: it has no terminal."""
-    global _report
-    _report = report
+    global _log
+    _log = log
 
 
 def trust_stores() -> None:
@@ -234,7 +234,7 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
                 ) from error
             if pause == 0.5:
                 problem = "answers with an error, as a full one does" if answers else "does not answer"
-                _report(f"{uri}: the store {problem} ({reason}); trying again for {length}")
+                _log(f"{uri}: the store {problem} ({reason}); trying again for {length}")
             check_interrupted()
             time.sleep(pause)
             pause = min(2 * pause, 5.0)

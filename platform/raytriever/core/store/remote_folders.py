@@ -31,7 +31,7 @@ SMALL_BYTES = 1 << 20  # larger files of committed directories are copied only b
 CLOCK_ERROR_NS = 3_600_000_000_000  # largest expected difference between this machine's clock and the store's
 UNUSED_SECONDS = 7 * 86_400  # large files of a copy are removed if they were not read for this long
 IN_USE_SECONDS = 3_600  # files read within this time are kept even if the disk is full
-FULL_SHARE = 0.9  # fraction in use from which a disk is treated as full
+FULL_FRACTION = 0.9  # fraction in use from which a disk is treated as full
 TRANSFERS = 8  # number of simultaneous uploads or downloads
 
 
@@ -92,8 +92,8 @@ def fetch(path: Path, names: Iterable[str]) -> None:
 def remove_unused(folder: Path) -> None:
     """Remove the large files of copies that were not used for `UNUSED_SECONDS`. `fetch` can download them again.
 
-    If the disk is full to `FULL_SHARE`, remove more of them, the least recently used first. A process that has opened
-    a file can still read it. Folders that a process of this machine is writing are skipped."""
+    If the disk is full to `FULL_FRACTION`, remove more of them, the least recently used first. A process that has
+    opened a file can still read it. Folders that a process of this machine is writing are skipped."""
     owners = tuple(_owned_folders(folder))
     last_read = {}
     for here, _, names in os.walk(folder):
@@ -103,7 +103,7 @@ def remove_unused(folder: Path) -> None:
     for here in sorted(last_read, key=last_read.__getitem__):
         age = time.time() - last_read[here]
         disk = shutil.disk_usage(folder)
-        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and disk.free < (1 - FULL_SHARE) * disk.total):
+        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and disk.free < (1 - FULL_FRACTION) * disk.total):
             for file in (Path(inner, name) for inner, _, names in os.walk(here) for name in names):
                 with suppress(OSError):
                     if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
@@ -134,7 +134,7 @@ def push(path: Path, name: Path | None = None) -> None:
     object_stores.delete_object(path / UNFINISHED)
 
 
-def push_part(path: Path, files: Mapping[str, Path]) -> None:
+def push_piece(path: Path, files: Mapping[str, Path]) -> None:
     """Upload files, by name, into a directory that is not committed yet; raises `StorageError`."""
     object_stores.write_object(path / UNFINISHED, b"")
     _each(files, lambda name: ask(path / name, lambda store, key: _copy_in(files[name], store, key)))

@@ -50,7 +50,7 @@ _REMEDY = f"name them, such as {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r":\d+$")
 _GRAM = 8  # characters of the n-grams by which an answer is compared with passages
-_WHOLE, _PART = 0.8, 0.3  # minimum share of an answer: in all passages together, and in each of them
+_WHOLE, _PART = 0.8, 0.3  # minimum fraction of an answer: in all passages together, and in each of them
 _SURE = 12  # from this length on, an answer may begin or end within a word of the passage
 
 # Limits of the search for a similar name, because comparing one name with all paths takes up to 0.1 s.
@@ -115,13 +115,15 @@ class Questions:
     def _add(self, question: Question) -> None:
         other = self._known.setdefault(question.id, question)
         same = self._texts.setdefault(normalize(question.text), question)
-        if (twice := next((one for one in (other, same) if one.where != question.where), None)) is not None:
+        if (
+            twice := next((candidate for candidate in (other, same) if candidate.where != question.where), None)
+        ) is not None:
             where, remedy = f"{question.where} line {question.line}", "remove it from one of the files"
             raise DataError(f"the question is also in {twice.where} line {twice.line}", where, remedy)
         if other.text != question.text:
             raise BadRow(f"line {other.line} has a different question with the id {question.id!r}")
         if other.split != question.split:
-            named = [repr(one.split) if one.split else "empty" for one in (question, other)]
+            named = [repr(candidate.split) if candidate.split else "empty" for candidate in (question, other)]
             raise BadRow(f"conflicting: the split is {named[0]}, but in line {other.line} it is {named[1]}")
         if not question.is_answerable:
             if question.id in self._answered:
@@ -207,10 +209,10 @@ def _named(raw: bytes, chosen: Mapping[str, str]) -> dict[str, Any] | str:
     return {role: row[column] for role, column in chosen.items() if row.get(column) is not None}
 
 
-def _description(form: str, chosen: Mapping[str, str], columns: Sequence[str]) -> str:
+def _description(layout: str, chosen: Mapping[str, str], columns: Sequence[str]) -> str:
     unread = [repr(column) for column in columns if column not in chosen.values()]
     read = ", ".join(f"{role} = {column!r}" for role, column in chosen.items())
-    return f"{read}{form}{'; not read: ' + ', '.join(unread) if unread else ''}"
+    return f"{read}{layout}{'; not read: ' + ', '.join(unread) if unread else ''}"
 
 
 def _question_of(where: str, line: int, row: Any, only: str) -> Question:
@@ -314,20 +316,24 @@ def _parts(answer: str, texts: Sequence[str], file: str) -> list[bool]:
     shared = [{gram for gram in grams if gram in text} for text in texts]
     together = len(set().union(*shared)) / len(grams) if grams else 0.0
     if together < _WHOLE:
-        share = f" ({together:.0%} of it is)" if together else ""
-        raise BadRow(f"the text of the answer is not in {file}{share}")
+        fraction = f" ({together:.0%} of it is)" if together else ""
+        raise BadRow(f"the text of the answer is not in {file}{fraction}")
     return [len(part) >= _PART * len(grams) for part in shared]
 
 
 def _of_section(anchor: str, file: str, passages: Sequence[Passage]) -> list[Passage]:
     anchor = plain_characters(anchor.removeprefix("#"))
     wanted = {anchor, unquote(anchor), slug(anchor), f"page={anchor}"}
-    section = [one for one in passages if one.anchor in wanted or (one.heading and slug(one.heading) in wanted)]
+    section = [
+        passage
+        for passage in passages
+        if passage.anchor in wanted or (passage.heading and slug(passage.heading) in wanted)
+    ]
     if not section:  # the anchor may be the id of a passage
         wanted = {f"{passage_id(file, '')}{mark}{anchor}" for mark in ("#", "")}
-        section = [one for one in passages if one.id in wanted]
+        section = [passage for passage in passages if passage.id in wanted]
     if not section:
-        hint = did_you_mean(slug(anchor), {one.anchor for one in passages if one.anchor})
+        hint = did_you_mean(slug(anchor), {passage.anchor for passage in passages if passage.anchor})
         raise BadRow(f"no section {anchor!r} with text in {file}" + (f"; {hint}" if hint.startswith("did") else ""))
     return section
 

@@ -1,7 +1,7 @@
 """Splits of an import. Documents, and the questions that they answer, are divided into train, dev and test.
 
 Documents that answer the same question form a group, and all documents of a group get the same split. Groups are
-assigned in the order of a hash of seed and path, until test and dev have their shares of the questions.
+assigned in the order of a hash of seed and path, until test and dev have their fractions of the questions.
 
 A new import replaces an earlier one in its output folder, but files and questions of that one keep their splits. A new
 file joins the split of the earlier questions that it answers, or of the files with which it shares a question. A
@@ -26,7 +26,16 @@ from raytriever.core.store.commit import MANIFEST, read_manifest, refuse_existin
 from raytriever.core.store.disk import files_below
 from raytriever.data.documents.document_questions import Questions
 from raytriever.data.formats.beir import UNANSWERABLE
-from raytriever.data.formats.train_dev_test import DEV, SPLITS, TEST, TRAIN, HashSplit, Shares, hash_of, split_by_hash
+from raytriever.data.formats.train_dev_test import (
+    DEV,
+    SPLITS,
+    TEST,
+    TRAIN,
+    Fractions,
+    HashSplit,
+    hash_of,
+    split_by_hash,
+)
 
 KIND = "documents"
 _REMEDY = f"give another {setting('output')}"
@@ -120,33 +129,37 @@ def _lines(file: Path) -> list[bytes]:
     return [line for line in file.read_bytes().split(b"\n") if line]
 
 
-_SHARE = 0.1  # of the documents that answer no question, the share in test, and the share in dev
+_FRACTION = 0.1  # of the documents that answer no question, the fraction in test, and the fraction in dev
 
 
 def split_import(
-    paths: Iterable[str], questions: Questions | None, seed: int, shares: Shares, earlier: EarlierImport | None = None
+    paths: Iterable[str],
+    questions: Questions | None,
+    seed: int,
+    fractions: Fractions,
+    earlier: EarlierImport | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the split of each document by its path, and of each question without an answer by its id. Documents and
     questions of an earlier import keep their splits. A question that is then in two splits is a bad row."""
     known = earlier.splits_of(questions) if earlier else {}
     if questions is None:
-        return assign_splits(paths, seed, (), shares, known) | known, {}
+        return assign_splits(paths, seed, (), fractions, known) | known, {}
     groups, without = list(questions.groups()), questions.unanswerable
-    named = {name: one.split for name, one in without.items() if one.split}
-    texts = {name: one.text for name, one in without.items() if not one.split}
+    named = {name: questions.split for name, questions in without.items() if questions.split}
+    texts = {name: questions.text for name, questions in without.items() if not questions.split}
     total = len(groups) + len(texts)
-    splits = assign_splits(paths, seed, groups, shares, {**questions.named_splits(), **known}, total) | known
+    splits = assign_splits(paths, seed, groups, fractions, {**questions.named_splits(), **known}, total) | known
     if earlier is not None:
         earlier.refuse_divided(questions, splits)
     known_questions = earlier.questions if earlier else {}
-    return splits, named | split_by_hash(texts, shares.sizes(len(texts), total), seed, known_questions)
+    return splits, named | split_by_hash(texts, fractions.sizes(len(texts), total), seed, known_questions)
 
 
 def assign_splits(
     paths: Iterable[str],
     seed: int,
     groups: Iterable[Sequence[str]] = (),
-    shares: Shares | None = None,
+    fractions: Fractions | None = None,
     known: Mapping[str, str] | None = None,
     total: int | None = None,
 ) -> dict[str, str]:
@@ -157,15 +170,15 @@ def assign_splits(
         groups: for each question, the documents that answer it.
         known: splits that documents keep, such as those of an earlier import. If documents of a group have different
             splits, the group gets the first of train, dev, test: training questions never move to dev or test.
-        total: number of all questions, including those that no document answers; it determines the default shares.
+        total: number of all questions, including those that no document answers; it determines the default fractions.
             By default it is the number of groups.
 
     Returns:
         Splits by path. First, a split gets groups that fit. Then it gets one group that is too large, if this brings it
-        nearer to its wanted number of questions. The last group is left to train, if train has a share. The split of a
-        document without questions depends only on its hash, so further documents never change it.
+        nearer to its wanted number of questions. The last group is left to train, if train has a fraction. The split of
+        a document without questions depends only on its hash, so further documents never change it.
     """
-    shares, known = shares or Shares(), known or {}
+    fractions, known = fractions or Fractions(), known or {}
     ordered, groups = list(paths), list(groups)
     first_of = _groups_of([*ordered, *chain.from_iterable(groups)], groups)
     members: dict[str, list[str]] = defaultdict(list)
@@ -179,19 +192,19 @@ def assign_splits(
     }
     have = Counter({split: sum(questions[first] for first in splits if splits[first] == split) for split in SPLITS})
     waiting = sorted((path for path in questions if path not in splits), key=lambda path: hash_of(path, seed))
-    for split, size in zip((TEST, DEV), shares.sizes(len(groups), total), strict=True):
+    for split, size in zip((TEST, DEV), fractions.sizes(len(groups), total), strict=True):
         for most in (1, 2):  # first the groups that fit; then one that is too large, if the number is then nearer
             for first in list(waiting):
                 missing = size - have[split]
-                if missing <= 0 or (shares.has_train and len(waiting) == 1 and not have[TRAIN]):
+                if missing <= 0 or (fractions.has_train and len(waiting) == 1 and not have[TRAIN]):
                     break
                 if questions[first] <= most * missing:
                     waiting.remove(first)
                     splits[first] = split
                     have[split] += questions[first]
-    splits |= dict.fromkeys(waiting, TRAIN if shares.has_train else DEV if shares.dev else TEST)
-    test, dev = (_SHARE if share is None else share for share in (shares.test, shares.dev))
-    by_hash = HashSplit.of_shares(test, dev, seed)
+    splits |= dict.fromkeys(waiting, TRAIN if fractions.has_train else DEV if fractions.dev else TEST)
+    test, dev = (_FRACTION if fraction is None else fraction for fraction in (fractions.test, fractions.dev))
+    by_hash = HashSplit.of_fractions(test, dev, seed)
     return {path: splits.get(first_of[path]) or by_hash(path) for path in ordered}
 
 

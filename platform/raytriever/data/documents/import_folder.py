@@ -30,15 +30,15 @@ from raytriever.data.documents.import_summary import ImportSummary
 from raytriever.data.documents.passage_chunking import Chunker, Passage
 from raytriever.data.documents.reader_process import DocumentReader
 from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
-from raytriever.data.formats.train_dev_test import SPLITS, shares_of
+from raytriever.data.formats.train_dev_test import SPLITS, fractions_of
 from raytriever.data.hashed_ids import key_of
-from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry
+from raytriever.data.records_and_bad_rows import Quarantine, bad_entry
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.resolve_model import read_files
 from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
-_REPORT_SECONDS = 10
+_LOG_SECONDS = 10
 _EXAMPLES = 3
 _OVERLAP = 8  # by default a passage repeats one eighth of the one before it
 
@@ -53,7 +53,7 @@ def import_folder(
     check_writable(output)
     if config.test_questions and not config.questions:
         raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
-    shares, earlier = shares_of(config), EarlierImport.at(output)
+    fractions, earlier = fractions_of(config), EarlierImport.at(output)
     source = DocumentFolder.of(folder)
     questions_files = [os.path.abspath(file) for file in (config.questions, config.test_questions) if file]
     files = [file for file in source.files if file.where not in questions_files]
@@ -64,7 +64,7 @@ def import_folder(
     questions = Questions(config.questions, columns, paths, source.where, tests) if config.questions else None
     if earlier is not None:
         earlier.check(source.where, paths, config.seed, questions is not None)
-    splits, of_questions = split_import(paths, questions, config.seed, shares, earlier)
+    splits, of_questions = split_import(paths, questions, config.seed, fractions, earlier)
     summary = ImportSummary(
         output,
         skipped={_printable(path): reason for path, reason in source.left_out.items()},
@@ -82,7 +82,7 @@ def import_folder(
         if questions is not None:
             work.write_questions(questions, of_questions)
         entries = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
-        QuarantineReport((*entries, *(questions.bad if questions else ()))).write(aside)
+        Quarantine((*entries, *(questions.bad if questions else ()))).write(aside)
     return summary
 
 
@@ -100,7 +100,9 @@ class _Import:
             (self._folder / "documents.jsonl").open("wb") as table,
         ):
             for path, document, passages in self._documents(files, log):
-                corpus.writelines(_line({"_id": one.id, "title": one.title, "text": one.text}) for one in passages)
+                corpus.writelines(
+                    _line({"_id": passage.id, "title": passage.title, "text": passage.text}) for passage in passages
+                )
                 kind, split = str(kinds.kind_of_document(path)), self._splits[path]
                 row = {"file": path, "kind": kind, "title": document.title, "split": split, "passages": len(passages)}
                 table.write(_line(row))
@@ -120,7 +122,7 @@ class _Import:
         last = time.monotonic()
         with DocumentReader() as reader:
             for number, file in enumerate(files):
-                if time.monotonic() - last > _REPORT_SECONDS:
+                if time.monotonic() - last > _LOG_SECONDS:
                     log(f"{number:,} of {len(files):,} files read, next {file.path} ({format_size(file.size)})")
                     last = time.monotonic()
                 try:
@@ -168,7 +170,9 @@ class _Import:
         judged = {name for by_query in self._positives.values() for name in by_query}
         asked = [question for by_file in questions.by_file.values() for question in by_file if question.id in judged]
         without = questions.unanswerable
-        used = sorted([*asked, *questions.unjudged, *without.values()], key=lambda one: (one.split, one.line))
+        used = sorted(
+            [*asked, *questions.unjudged, *without.values()], key=lambda question: (question.split, question.line)
+        )
         texts = {question.id: question for question in used}
         if not texts:
             first = min(questions.bad, key=lambda entry: entry["row"])

@@ -13,7 +13,7 @@ from raytriever.core.terminal import one_line, text_table
 from raytriever.data.data_settings import ImportConfig
 from raytriever.data.documents.document_questions import NO_FILE, Questions
 from raytriever.data.documents.passage_chunking import Passage
-from raytriever.data.formats.train_dev_test import SPLITS, Shares, few_questions, shares_of
+from raytriever.data.formats.train_dev_test import SPLITS, Fractions, few_questions, fractions_of
 
 _SHOWN = 10  # maximum number of entries that are printed of a list
 _CHARACTERS = 160  # maximum length of an example; longer texts are cut
@@ -21,7 +21,7 @@ _CHARACTERS = 160  # maximum length of an example; longer texts are cut
 
 @dataclass
 class ImportSummary:
-    """Figures of an import."""
+    """Statistics of an import."""
 
     path: Path  # the folder that was written
     files: Counter[str] = field(default_factory=Counter)  # number of files that were read, by kind
@@ -47,10 +47,10 @@ class ImportSummary:
 def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> Iterator[str]:
     """Yield the lines that `raytriever import` prints."""
     rows = [("", "files", "passages", "tokens: median", "longest")]
-    rows += [(kind, *_figures(count, summary.lengths[kind])) for kind, count in sorted(summary.files.items())]
+    rows += [(kind, *_statistics(count, summary.lengths[kind])) for kind, count in sorted(summary.files.items())]
     if len(summary.files) > 1:
         everything = sum(summary.lengths.values(), Counter[int]())
-        rows.append(("all", *_figures(sum(summary.files.values()), everything)))
+        rows.append(("all", *_statistics(sum(summary.files.values()), everything)))
     yield text_table(rows, left=0)
     yield from _listed("files or folders skipped", [f"{path}: {reason}" for path, reason in summary.skipped.items()])
     if summary.others:
@@ -69,11 +69,11 @@ def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> I
     yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. {apart}"
     if summary.replaces:
         yield f"{summary.path} was replaced. Files and questions of the earlier import keep their splits."
-    yield from _questions(summary, shares_of(config))
+    yield from _questions(summary, fractions_of(config))
     yield _next(summary, config, model)
 
 
-def _figures(files: int, lengths: Counter[int]) -> tuple[str, str, str, str]:
+def _statistics(files: int, lengths: Counter[int]) -> tuple[str, str, str, str]:
     ordered = sorted(lengths)
     count, seen = lengths.total(), 0
     for median in ordered:
@@ -91,7 +91,7 @@ def _listed(what: str, lines: list[str]) -> Iterator[str]:
             yield f"  and {len(lines) - _SHOWN:,} more"
 
 
-def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
+def _questions(summary: ImportSummary, fractions: Fractions) -> Iterator[str]:
     questions = summary.questions
     if questions is None:
         return
@@ -106,11 +106,11 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
             f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
             f"answer a question, write `{NO_FILE}` as its file."
         )
-    # After an earlier import, advice about shares is useless: the questions keep their splits.
+    # After an earlier import, advice about fractions is useless: the questions keep their splits.
     if (
         not summary.replaces
         and summary.judged
-        and (line := few_questions(summary.judged + summary.unanswerable, shares))
+        and (line := few_questions(summary.judged + summary.unanswerable, fractions))
     ):
         yield line
     if questions.bad:
@@ -129,18 +129,18 @@ def _next(summary: ImportSummary, config: ImportConfig, model: str) -> str:
         if not summary.replaces:
             return line
         return f"{line} {flag_of('output')} DIR (a new folder: a finished run does not train again)"
-    if summary.judged["test"] and not shares_of(config).has_train:
+    if summary.judged["test"] and not fractions_of(config).has_train:
         arguments = f"{flag_of('model')} {shlex.quote(model)} {flag_of('datasets')} {folder}"
         return f"\nContinue with: raytriever evaluate {arguments} {flag_of('output')} DIR"
     if summary.judged:
         empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
         return (
             f"\nNo question is in {empty}: import more documents with questions, or give another "
-            f"{flag_of('test_share')} or {flag_of('seed')}."
+            f"{flag_of('test_fraction')} or {flag_of('seed')}."
         )
     if summary.unanswerable:
         return (
-            "\nNo question has an answer, so there is nothing to train on and nothing to measure: add questions whose "
+            "\nNo question has an answer, so there is nothing to train on and nothing to evaluate: add questions whose "
             "file answers them."
         )
     if summary.questions is not None:

@@ -23,7 +23,7 @@ _BEGINS = _ENDS[1:]
 _MOST_CHARACTERS = 100_000
 # Tokens in reserve: a passage may have a few more than its window, as its first word lost the space before it.
 _RESERVE = 2
-_SHARE_OF_TITLE = 4  # a title has at most a quarter of a passage's tokens
+_FRACTION_OF_TITLE = 4  # a title has at most a quarter of a passage's tokens
 _UNSAFE = re.compile(r"[\s%#:\x00-\x1f\x7f]")
 
 
@@ -50,7 +50,7 @@ class Chunker:
 
         self._tokenizer = Tokenizer.from_str(tokenizer)
         self.tokens, self.overlap = tokens, overlap
-        smallest = self._text_tokens(tokens // _SHARE_OF_TITLE)
+        smallest = self._text_tokens(tokens // _FRACTION_OF_TITLE)
         if 2 * overlap >= smallest:
             what = f"{overlap} is too many: a long title leaves {smallest} tokens for the text of a passage"
             raise ConfigError(what, setting("overlap_tokens"), f"give less than {smallest // 2}")
@@ -73,7 +73,7 @@ class Chunker:
     def _title(self, title: str, section: Section) -> tuple[str, int]:
         words = " > ".join(dict.fromkeys((title, *section.headings)))
         ends = self._offsets(words)
-        if len(ends) > (most := self.tokens // _SHARE_OF_TITLE):
+        if len(ends) > (most := self.tokens // _FRACTION_OF_TITLE):
             words = words[: ends[most - 1][1]].rstrip()
         return words, min(len(ends), most)
 
@@ -107,7 +107,7 @@ class Chunker:
             return "", 0
         ends = self._offsets(table.header)
         header = table.header
-        if len(ends) > (room := most // _SHARE_OF_TITLE):
+        if len(ends) > (room := most // _FRACTION_OF_TITLE):
             header = header[: ends[room][0]].rstrip()
         return f"{header}\n\n", min(len(ends), room) + 1
 

@@ -61,7 +61,7 @@ class TableFile:
         if before == len(lines):
             raise DataError("the file is empty", where, "give a header with the names of the columns, and rows")
         headers = {separator: _header(lines[before:], separator) for separator in separators}
-        separator = max(headers, key=lambda one: len(headers[one][0]))
+        separator = max(headers, key=lambda separator: len(headers[separator][0]))
         fields, count = headers[separator]
         if not count:
             raise _broken(where, before + 1, "its header has an open quotation mark")
@@ -74,17 +74,22 @@ class TableFile:
     def rows(self) -> Iterator[tuple[int, list[str] | str]]:
         """Yield, for each row that is not blank, the number of its first line, and its fields or why it is bad. Raise
         `DataError` if the file is not UTF-8, or if a quotation mark of a CSV file is never closed."""
-        read, width = [0], len(self.columns)
+        read, field_count = [0], len(self.columns)
         with closing(_lines(self.where, self.line_end, read)) as lines:
             end = sum(1 for _ in islice(lines, self.begin))
-            table = _tsv_rows(lines, width) if self.separator == "\t" else _csv_rows(lines, self.separator)
+            table = _tsv_rows(lines, field_count) if self.separator == "\t" else _csv_rows(lines, self.separator)
             try:
                 for fields, count in table:
                     begin, end = end + 1, end + count
                     if isinstance(fields, str):
                         yield begin, fields
                     elif any(map(str.strip, fields)):
-                        yield begin, fields if len(fields) == width else f"{len(fields)} fields, the header has {width}"
+                        yield (
+                            begin,
+                            fields
+                            if len(fields) == field_count
+                            else f"{len(fields)} fields, the header has {field_count}",
+                        )
             except csv.Error as error:
                 raise _broken(self.where, end + 1, str(error)) from error
 
@@ -160,14 +165,14 @@ def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str],
         end = table.line_num
 
 
-def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | str, int]]:
+def _tsv_rows(lines: Iterator[str], field_count: int) -> Iterator[tuple[list[str] | str, int]]:
     """Yield the fields of each row of a TSV file (or why the row is bad), and the number of its lines. A line is a row,
     unless a quoted field contains a tab or a line break. Then `csv` reads the row. If the line after an unclosed
     quotation mark is a whole row, the mark belongs to the text."""
     ahead = deque[str]()
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         fields, is_open = _split(line), _OPEN.search(line.rstrip("\r\n"))
-        if not is_open and (len(fields) == width or '"' not in line):
+        if not is_open and (len(fields) == field_count or '"' not in line):
             yield fields, 1
             continue
         taken: list[str] = []
@@ -177,12 +182,12 @@ def _tsv_rows(lines: Iterator[str], width: int) -> Iterator[tuple[list[str] | st
         except csv.Error:
             quoted = []
         rest = taken[1:]
-        is_row = len(fields) == width
-        if len(quoted) == width and not (is_row and rest and len(_split(rest[0])) == width):
+        is_row = len(fields) == field_count
+        if len(quoted) == field_count and not (is_row and rest and len(_split(rest[0])) == field_count):
             yield quoted, len(taken)
             continue
         ahead.extendleft(reversed(rest))
-        if is_row and rest and rest[0].strip() and len(_split(rest[0])) != width:
+        if is_row and rest and rest[0].strip() and len(_split(rest[0])) != field_count:
             yield "its last field begins with a quotation mark that is never closed", 1
         else:
             yield fields, 1

@@ -256,9 +256,9 @@ def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
                 if is_stream:
                     batch.validate(full=True)
                 waiting.append(batch)
-                if not is_stream or sum(one.nbytes for one in waiting) >= size:
+                if not is_stream or sum(batch.nbytes for batch in waiting) >= size:
                     yield read[0] + 1, _packed(waiting)
-                    read[0] += sum(one.num_rows for one in waiting)
+                    read[0] += sum(batch.num_rows for batch in waiting)
                     waiting = []
         except (pa.ArrowException, OSError) as error:
             raise broken_parquet(where, error, f" after row {read[0]}") from error

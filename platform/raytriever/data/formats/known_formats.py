@@ -29,7 +29,7 @@ from raytriever.data.formats import (
     tevatron_dpr_and_pairs,
 )
 from raytriever.data.formats import plan as plans
-from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.file_blocks import parse_block, read_blocks
 from raytriever.data.formats.tevatron_dpr_and_pairs import PAIRS, SENTENCE_TRANSFORMERS, corpus_row
 from raytriever.data.formats.train_dev_test import TEST, TRAIN, Division, divided_row, test_file
 from raytriever.data.records_and_bad_rows import NO_ANSWER, BadRow, Records
@@ -179,10 +179,11 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
     elif columns:
         raise DataError("has no effect: there is no CSV or TSV file to read", setting("columns"), "leave it out")
     matching = {
-        known: [one for one in peeks if _format_of(one[1].fields) == known] for known in ([name] if name else FORMATS)
+        known: [peek for peek in peeks if _format_of(peek[1].fields) == known]
+        for known in ([name] if name else FORMATS)
     }
     candidates = {known: matched for known, matched in matching.items() if matched}
-    parsers = [FORMATS[known].parser(one.fields) for known, matched in candidates.items() for _, one in matched]
+    parsers = [FORMATS[known].parser(peek.fields) for known, matched in candidates.items() for _, peek in matched]
     is_other = any(parser is not corpus_row for parser in parsers) if begun == miracl_and_mrtydi.NAME else parsers
     if begun is not None and name is None and not is_other:
         return _divided(FORMATS[begun].plan(source), config)  # type: ignore[misc]
@@ -195,7 +196,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
         remedy = f"known formats are {'; '.join([*signatures, csv_tables.SIGNATURE])}"
         raise DataError(f"{what}; it holds {_describe(peeks) or plans.shown(source)}", source.where, remedy)
     chosen, matched = next(iter(candidates.items()))
-    strange = [] if name else [one for one in peeks if one not in matched]
+    strange = [] if name else [peek for peek in peeks if peek not in matched]
     if len(candidates) > 1 or strange:
         what = f"has several formats; it contains {_describe(peeks)}"
         raise DataError(what, source.where, "give one of the files, or name the format")
@@ -339,13 +340,13 @@ def _divided(plan: plans.Plan, config: SplitConfig) -> plans.Plan:
 
 def _questions(part: plans.Part) -> Iterator[tuple[int, str, bool]]:
     """Yield, for each query of a part: its row, its text (or id, if it has none), and whether a document answers it."""
-    for chunk in read_chunks(part, 0):
-        parsed = parse_chunk(part, chunk)
+    for block in read_blocks(part, 0):
+        parsed = parse_block(part, block)
         records = parsed.records
-        unanswered = {one.query for one in records.judgements if one.document == NO_ANSWER}
+        unanswered = {judgement.query for judgement in records.judgements if judgement.document == NO_ANSWER}
         rows = parsed.rows_of("queries" if records.queries else "judgements").tolist()
-        asked = [(one.id, one.text) for one in records.queries] or [
-            (one.query, one.query) for one in records.judgements
+        asked = [(query.id, query.text) for query in records.queries] or [
+            (judgement.query, judgement.query) for judgement in records.judgements
         ]
         for row, (name, text) in zip(rows, asked, strict=True):
             yield row, text, name not in unanswered

@@ -21,7 +21,9 @@ def squad_rows(content: Row) -> Iterator[Row] | None:
     """Return the questions of `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`, each with its title
     and context. A paragraph without questions is also a row."""
     articles = content.get("data")
-    if not isinstance(articles, list) or not any("paragraphs" in one for one in articles if isinstance(one, Mapping)):
+    if not isinstance(articles, list) or not any(
+        "paragraphs" in article for article in articles if isinstance(article, Mapping)
+    ):
         return None
     return (
         {
@@ -78,7 +80,7 @@ def _answers(row: Row) -> Iterable[tuple[Any, Any]]:
     if answers is None:
         raise BadRow('no "answers"')
     objects = plan.list_of(row, "answers", plan.object_value)
-    return [(plan.string_field(one, "text"), one.get("answer_start")) for one in objects]
+    return [(plan.string_field(answer, "text"), answer.get("answer_start")) for answer in objects]
 
 
 def _answer(context: str, text: str, start: Any) -> str:

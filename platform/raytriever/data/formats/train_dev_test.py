@@ -1,6 +1,6 @@
 """Division of questions into train, dev and test by hashes, so that the same questions always get the same splits.
 
-Questions with an answer and questions without are divided separately, so each split has its share of both."""
+Questions with an answer and questions without are divided separately, so each split has its fraction of both."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 ENOUGH = 50  # minimum number of questions of dev, and of test, for useful metrics and thresholds
 _ROUNDING = 1e-9  # tolerance, because a sum such as 0.1 + 0.2 is not exact
-_SMALL, _LARGE = 0.1, 0.3  # smallest and largest default share of dev, and of test
+_SMALL, _LARGE = 0.1, 0.3  # smallest and largest default fraction of dev, and of test
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Shares of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
+class Fractions:
+    """Fractions of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
 
     None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half of the
-    questions that the other share leaves. Raise `ConfigError` if the sum is more than 1."""
+    questions that the other fraction leaves. Raise `ConfigError` if the sum is more than 1."""
 
     test: float | None = None
     dev: float | None = None
 
     def __post_init__(self) -> None:
         if (self.test or 0.0) + (self.dev or 0.0) > 1 + _ROUNDING:
-            where = f"{setting('test_share', self.test)}, {setting('dev_share', self.dev)}"
-            raise ConfigError("are more than all questions", where, "give shares with a sum of at most 1")
+            where = f"{setting('test_fraction', self.test)}, {setting('dev_fraction', self.dev)}"
+            raise ConfigError("are more than all questions", where, "give fractions with a sum of at most 1")
 
     @property
     def has_train(self) -> bool:
@@ -44,7 +44,7 @@ class Shares:
         return (self.test or 0.0) + (self.dev or 0.0) < 1 - _ROUNDING
 
     def of(self, count: int) -> tuple[float, float]:
-        """Return the shares of test and dev for a number of questions."""
+        """Return the fractions of test and dev for a number of questions."""
         default = min(_LARGE, max(_SMALL, ENOUGH / max(1, count)))
         test, dev = self.test, self.dev
         if test is None:
@@ -52,21 +52,21 @@ class Shares:
         return test, min(default, (1 - test) / 2) if dev is None else dev
 
     def sizes(self, count: int, total: int | None = None) -> tuple[int, int]:
-        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its share is 0. `total`
-        is the number of all questions, which decides the default shares; `count` if None."""
-        test, dev = (share and max(1, int(share * count + _ROUNDING)) for share in self.of(total or count))
+        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its fraction is 0.
+        `total` is the number of all questions, which decides the default fractions; `count` if None."""
+        test, dev = (fraction and max(1, int(fraction * count + _ROUNDING)) for fraction in self.of(total or count))
         test = min(int(test), count)
         return test, min(int(dev), count - test) if self.has_train or not dev else count - test
 
 
-def shares_of(config: SplitConfig) -> Shares:
-    """Return the shares of dev and test. With a file of test questions, the share of test is 0."""
+def fractions_of(config: SplitConfig) -> Fractions:
+    """Return the fractions of dev and test. With a file of test questions, the fraction of test is 0."""
     if not config.test_questions:
-        return Shares(config.test_share, config.dev_share)
-    if config.test_share:
+        return Fractions(config.test_fraction, config.dev_fraction)
+    if config.test_fraction:
         what, remedy = f"has no effect with {setting('test_questions')}", "leave out one of the two"
-        raise ConfigError(what, setting("test_share", config.test_share), remedy)
-    return Shares(0.0, config.dev_share)
+        raise ConfigError(what, setting("test_fraction", config.test_fraction), remedy)
+    return Fractions(0.0, config.dev_fraction)
 
 
 def test_file(config: SplitConfig) -> SourceFile | None:
@@ -96,9 +96,9 @@ class HashSplit:
         return cls(bounds[test], bounds[min(test + sizes[1], len(bounds) - 1)], seed)
 
     @classmethod
-    def of_shares(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
+    def of_fractions(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
         """Return the split in which each text is test or dev with these probabilities, whatever other texts exist."""
-        first, second = (min(int(share * 2**256), 2**256 - 1).to_bytes(32) for share in (test, test + dev))
+        first, second = (min(int(fraction * 2**256), 2**256 - 1).to_bytes(32) for fraction in (test, test + dev))
         return cls(first, second, seed)
 
     def __call__(self, text: str) -> str:
@@ -139,9 +139,9 @@ class Division:
 
         `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it. Raise
         `DataError` if there are too few queries, or the file of test questions has one of them."""
-        shares, test = shares_of(config), test_file(config)
+        fractions, test = fractions_of(config), test_file(config)
         asked = {(text, is_answered) for _, text, is_answered in questions(where)}
-        division = cls.of(asked, where, shares)
+        division = cls.of(asked, where, fractions)
         splits = {text: division.split_of(text, is_answered) for text, is_answered in asked}
         counts = Counter(splits.values())
         if test is not None:
@@ -154,25 +154,27 @@ class Division:
                     raise DataError(what, f"{test.where} row {row}", remedy)
                 counts[TEST] += 1
         parts = ", ".join(f"{split} has {counts[split]:,}" for split in SPLITS)
-        few = few_questions(counts, shares)
+        few = few_questions(counts, fractions)
         return division, f"of its queries {parts}, by their digest" + (f". {few}" if few else "")
 
     @classmethod
-    def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
+    def of(cls, queries: Iterable[tuple[str, bool]], where: str, fractions: Fractions) -> Division:
         """Return the division of queries. Each is a text, and whether a document answers it. Raise `DataError` if there
         are too few different queries with an answer."""
         texts: dict[bool, set[str]] = {True: set(), False: set()}
         for text, is_answered in queries:
             texts[is_answered].add(text)
         count, total = len(texts[True]), sum(map(len, texts.values()))
-        sizes = shares.sizes(count, total)
-        if sum(sizes) >= count + (not shares.has_train) or any(
-            share and not size for share, size in zip(shares.of(total), sizes, strict=True)
+        sizes = fractions.sizes(count, total)
+        if sum(sizes) >= count + (not fractions.has_train) or any(
+            fraction and not size for fraction, size in zip(fractions.of(total), sizes, strict=True)
         ):
             kind = " with an answer" if texts[False] else ""
             what = f"has {count} different queries{kind}, too few to divide into train, dev and test"
             raise DataError(what, where, "give at least 3, or a column `split`")
-        return cls(HashSplit.of(texts[True], sizes), HashSplit.of(texts[False], shares.sizes(len(texts[False]), total)))
+        return cls(
+            HashSplit.of(texts[True], sizes), HashSplit.of(texts[False], fractions.sizes(len(texts[False]), total))
+        )
 
     def split_of(self, text: str, is_answered: bool = True) -> str:
         """Return the split of a query."""
@@ -186,20 +188,24 @@ def divided_row(parse: RowParser, division: Division, row: Any, records: Records
     added = records.judgements[judgements:]
     if added:
         text = records.queries[-1].text if len(records.queries) > queries else added[0].query
-        split = division.split_of(text, all(one.document != NO_ANSWER for one in added))
-        records.judgements[judgements:] = [one._replace(split=split) for one in added]
+        split = division.split_of(text, all(judgement.document != NO_ANSWER for judgement in added))
+        records.judgements[judgements:] = [judgement._replace(split=split) for judgement in added]
 
 
-def few_questions(counts: Mapping[str, int], shares: Shares) -> str:
+def few_questions(counts: Mapping[str, int], fractions: Fractions) -> str:
     """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough. `counts`
-    are the questions by split. A split whose share is 0 is not checked."""
-    wanted = {split: share for split, share in zip((TEST, DEV), shares.of(sum(counts.values())), strict=True) if share}
+    are the questions by split. A split whose fraction is 0 is not checked."""
+    wanted = {
+        split: fraction
+        for split, fraction in zip((TEST, DEV), fractions.of(sum(counts.values())), strict=True)
+        if fraction
+    }
     few = [split for split in wanted if counts.get(split, 0) < ENOUGH]
     if not few:
         return ""
     has = " and ".join(f"{split} has {counts.get(split, 0):,}" for split in few)
-    flags = " and ".join(f"{flag_of(f'{split}_share')} (now {wanted[split]:.2g})" for split in few)
+    flags = " and ".join(f"{flag_of(f'{split}_fraction')} (now {wanted[split]:.2g})" for split in few)
     return (
-        f"Of {sum(counts.values()):,} questions {has}, fewer than the {ENOUGH} that figures and thresholds should "
+        f"Of {sum(counts.values()):,} questions {has}, fewer than the {ENOUGH} that metrics and thresholds should "
         f"have: add questions, or raise {flags}."
     )

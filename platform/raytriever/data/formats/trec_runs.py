@@ -22,12 +22,12 @@ _FORM = "a line is `query Q0 document rank score tag`"
 def read_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int], depth: int
 ) -> Int64[ndarray, "queries depth"]:
-    """Return the `depth` best documents of each query of the run at a path or URI; see `read_scored_run`."""
-    documents = read_scored_run(where, dataset, queries)[1][:, :depth]
+    """Return the `depth` best documents of each query of the run at a path or URI; see `read_scored_run_file`."""
+    documents = read_scored_run_file(where, dataset, queries)[1][:, :depth]
     return np.pad(documents, ((0, 0), (0, depth - documents.shape[1])), constant_values=-1)
 
 
-def read_scored_run(
+def read_scored_run_file(
     where: str, dataset: RetrievalDataset, queries: Sequence[int]
 ) -> tuple[Float64[ndarray, "queries ranked"], Int64[ndarray, "queries ranked"]]:
     """Return the scores and documents of each query in the run at a path or URI; empty slots are -inf and -1. Other

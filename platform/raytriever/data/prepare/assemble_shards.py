@@ -25,7 +25,7 @@ from raytriever.core.reading.arrays import Shape, read_arrays, read_arrow
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
 from raytriever.data.hashed_ids import Copies, KeyIndex, digest_of
 from raytriever.data.prepare import prepared
-from raytriever.data.prepare.text_shards import WORK, ShardReport, texts_of
+from raytriever.data.prepare.text_shards import WORK, ShardSummary, texts_of
 from raytriever.data.records_and_bad_rows import RELEVANT_FROM
 
 # Reason and content of each bad row, by part and row number. A row with several errors has only one entry.
@@ -34,7 +34,7 @@ _KEY: tuple[list[str], Shape] = (["uint64"], (None, 2))
 _NUMBER: tuple[list[str], Shape] = (["int64"], (None,))
 _BYTES: tuple[list[str], Shape] = (["uint8"], (None,))
 # Types and shapes of the arrays of a work file: for documents or queries, for pairs, and for answers or prompts.
-_ROWS = {"keys": _KEY, "contents": _KEY, "forms": (["uint64"], (None,)), "rows": _NUMBER, "repeated": (["int64"], ())}
+_ROWS = {"keys": _KEY, "contents": _KEY, "hashes": (["uint64"], (None,)), "rows": _NUMBER, "repeated": (["int64"], ())}
 _PAIRS = {
     "queries": _KEY,
     "documents": _KEY,
@@ -55,7 +55,7 @@ class AssembledSide:
 
     index: KeyIndex
     live: Int64[ndarray, " positions"]  # ascending numbers of the rows that have a position, see `columns.Rows`
-    meta: dict[str, Any]  # figures for the manifest, see `prepared.SideMeta`
+    meta: dict[str, Any]  # statistics for the manifest, see `prepared.SideMeta`
 
     def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
         """Return the position of each key; -1 for an unknown key."""
@@ -64,72 +64,72 @@ class AssembledSide:
 
 
 @activity("assembling the prepared shards")
-def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, AssembledSide], BadRows]:
+def assemble(folder: Path, summaries: Sequence[ShardSummary]) -> tuple[dict[str, AssembledSide], BadRows]:
     """Write `live` and the tables of pairs into the folder of the shards. Return documents and queries, and the bad
     rows that are found only when all shards are compared."""
     bad: BadRows = {}
-    sides = {name: _resolve_ids(folder, name, reports, bad) for name in (prepared.DOCUMENTS, prepared.QUERIES)}
+    sides = {name: _resolve_ids(folder, name, summaries, bad) for name in (prepared.DOCUMENTS, prepared.QUERIES)}
     for name, side in sides.items():
         if len(side.live) < side.meta["rows"]:
             np.save(folder / f"{name}.live.npy", side.live)
-    _write_judgements(folder, reports, sides, bad)
-    _write_negatives(folder, reports, sides, bad)
+    _write_judgements(folder, summaries, sides, bad)
+    _write_negatives(folder, summaries, sides, bad)
     for name in (FILE, PROMPTS):
-        _write_query_texts(folder, name, reports, sides[prepared.QUERIES])
+        _write_query_texts(folder, name, summaries, sides[prepared.QUERIES])
     return sides, bad
 
 
 def _arrays(
-    folder: Path, report: ShardReport, name: str, kinds: Mapping[str, tuple[Sequence[str], Shape]]
+    folder: Path, summary: ShardSummary, name: str, kinds: Mapping[str, tuple[Sequence[str], Shape]]
 ) -> dict[str, ndarray]:
     """Read the arrays of a work file whose names begin with `name`; return them by the rest of their names."""
     wanted = {f"{name}.{column}": kind for column, kind in kinds.items()}
-    arrays = read_arrays(folder / WORK / f"{report.stem}.npz", wanted, PREPARE_AGAIN)
+    arrays = read_arrays(folder / WORK / f"{summary.stem}.npz", wanted, PREPARE_AGAIN)
     return {column: arrays[f"{name}.{column}"] for column in kinds}
 
 
-def _resolve_ids(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> AssembledSide:
-    loaded = [_arrays(folder, report, name, _ROWS) for report in reports]
+def _resolve_ids(folder: Path, name: str, summaries: Sequence[ShardSummary], bad: BadRows) -> AssembledSide:
+    loaded = [_arrays(folder, summary, name, _ROWS) for summary in summaries]
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
     # Release each column of a shard after it is read, so that millions of rows are not in memory twice.
-    keys, contents, forms, rows = (
-        np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "forms", "rows")
+    keys, contents, hashes, rows = (
+        np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "hashes", "rows")
     )
-    parts = np.repeat([report.part for report in reports], lengths)
+    parts = np.repeat([summary.part for summary in summaries], lengths)
     index = KeyIndex(keys)
     first = index.first()
     repeated = first != np.arange(len(first))
     again = np.flatnonzero(repeated)
     other = again[(contents[again] != contents[first[again]]).any(axis=1)]
     for row in other:
-        other_id = _id_at(folder / name, reports, lengths, int(row))
+        other_id = _id_at(folder / name, summaries, lengths, int(row))
         reason = f"id {other_id!r} was used before with a different text"
         bad.setdefault((int(parts[row]), int(rows[row])), (reason, other_id.encode()))
     live = np.flatnonzero(~repeated)
     if len(again):
-        keys, contents, forms = keys[live], contents[live], forms[live]
+        keys, contents, hashes = keys[live], contents[live], hashes[live]
     digest = digest_of([keys], [contents])
-    np.save(folder / f"{name}.{prepared.FORMS}", forms)
-    repeated_rows, same_text = within + len(again) - len(other), len(Copies.of(forms))
+    np.save(folder / f"{name}.{prepared.HASHES}", hashes)
+    repeated_rows, same_text = within + len(again) - len(other), len(Copies.of(hashes))
     meta = {"rows": len(first), "live": len(live), "digest": digest, "repeated": repeated_rows, "same_text": same_text}
     return AssembledSide(index, live, meta)
 
 
-def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], index: int) -> str:
+def _id_at(folder: Path, summaries: Sequence[ShardSummary], lengths: Sequence[int], index: int) -> str:
     shard = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
     columns = prepared.DOCUMENT_COLUMNS if folder.name == prepared.DOCUMENTS else prepared.QUERY_COLUMNS
-    ids = read_arrow(folder / f"{reports[shard].stem}.arrow", columns, PREPARE_AGAIN)["id"]
+    ids = read_arrow(folder / f"{summaries[shard].stem}.arrow", columns, PREPARE_AGAIN)["id"]
     return str(ids[index - sum(lengths[:shard])].as_py())
 
 
 def _resolved(
-    folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+    folder: Path, name: str, summaries: Sequence[ShardSummary], sides: dict[str, AssembledSide], bad: BadRows
 ) -> Iterator[tuple[ndarray, ndarray, ndarray, Any]]:
     """Yield the pairs of each shard that has any, with positions, and their splits, scores and documents' ids. One that
     names an unknown query or document has the position -1, and is a bad row."""
-    for report in reports:
-        arrays = _arrays(folder, report, name, _PAIRS)
+    for summary in summaries:
+        arrays = _arrays(folder, summary, name, _PAIRS)
         if not len(arrays["rows"]):
             continue
         rows = np.empty(len(arrays["rows"]), _PAIR)
@@ -137,7 +137,7 @@ def _resolved(
         rows["document"] = sides[prepared.DOCUMENTS].positions(arrays["documents"])
         for name_of_field in ("kind", "rank", "row"):
             rows[name_of_field] = arrays[f"{name_of_field}s"]
-        scores, rows["part"] = arrays["scores"] if name == prepared.JUDGEMENTS else 0, report.part
+        scores, rows["part"] = arrays["scores"] if name == prepared.JUDGEMENTS else 0, summary.part
         is_label = scores != np.trunc(scores)
         rows["score"] = np.where(is_label, scores >= RELEVANT_FROM, scores)
         rows["label"] = np.where(is_label, scores, np.nan)
@@ -147,16 +147,16 @@ def _resolved(
             end = "query" if rows["query"][index] < 0 else "document"
             unknown = ids[end][int(index)].as_py()
             reason = f"unknown {end} id {unknown!r}"  # see `UNKNOWN_DOCUMENT`
-            bad.setdefault((report.part, int(rows["row"][index])), (reason, unknown.encode()))
+            bad.setdefault((summary.part, int(rows["row"][index])), (reason, unknown.encode()))
         yield rows, arrays["splits"], arrays["scores"], ids["document"]
 
 
 def _write_judgements(
-    folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+    folder: Path, summaries: Sequence[ShardSummary], sides: dict[str, AssembledSide], bad: BadRows
 ) -> None:
     judged, without = defaultdict[str, list[ndarray]](list), defaultdict[str, list[ndarray]](list)
     absent: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
-    for pairs, splits, _, documents in _resolved(folder, prepared.JUDGEMENTS, reports, sides, bad):
+    for pairs, splits, _, documents in _resolved(folder, prepared.JUDGEMENTS, summaries, sides, bad):
         for split in map(str, np.unique(splits)):
             is_of_split = (splits == split) & (pairs["query"] >= 0)
             judged[split].append(pairs[is_of_split & (pairs["document"] >= 0)])
@@ -209,10 +209,10 @@ def _write_absent(folder: Path, split: str, rows: Mapping[tuple[int, str], int])
 
 
 def _write_negatives(
-    folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
+    folder: Path, summaries: Sequence[ShardSummary], sides: dict[str, AssembledSide], bad: BadRows
 ) -> None:
     rows, scores = [], []
-    for pairs, _, of_pairs, _ in _resolved(folder, prepared.NEGATIVES, reports, sides, bad):
+    for pairs, _, of_pairs, _ in _resolved(folder, prepared.NEGATIVES, summaries, sides, bad):
         exist = (pairs["query"] >= 0) & (pairs["document"] >= 0)
         rows.append(np.stack([pairs[name][exist] for name in ("query", "document", "kind", "rank")]))
         scores.append(of_pairs[exist].astype(np.float32))
@@ -221,16 +221,18 @@ def _write_negatives(
         np.save(folder / f"{prepared.NEGATIVES}.scores.npy", np.concatenate(scores))
 
 
-def _write_query_texts(folder: Path, name: str, reports: Sequence[ShardReport], queries: AssembledSide) -> None:
+def _write_query_texts(folder: Path, name: str, summaries: Sequence[ShardSummary], queries: AssembledSide) -> None:
     """Write the answers or prompts of all shards to the file `name`, ordered by query. Skip unknown queries."""
     import pyarrow as pa
 
-    loaded = [_arrays(folder, report, name, _TEXTS) for report in reports]
-    positions = queries.positions(np.concatenate([np.zeros((0, 2), np.uint64), *(each["queries"] for each in loaded)]))
+    loaded = [_arrays(folder, summary, name, _TEXTS) for summary in summaries]
+    positions = queries.positions(
+        np.concatenate([np.zeros((0, 2), np.uint64), *(shard["queries"] for shard in loaded)])
+    )
     order = np.argsort(positions, kind="stable")
     order = order[positions[order] >= 0]
     if name == PROMPTS:  # a query has one prompt; a row with a different one is a bad row
         order = order[np.unique(positions[order], return_index=True)[1]]
     if len(order):
-        texts = pa.chunked_array([texts_of(each, "text") for each in loaded]).combine_chunks()
+        texts = pa.chunked_array([texts_of(shard, "text") for shard in loaded]).combine_chunks()
         write_table(folder / name, {"query": positions[order], "text": texts.take(pa.array(order)).cast(pa.string())})

@@ -1,8 +1,8 @@
 """Opening of a data set by name, path or URI. It is prepared first if necessary, and copied to this node if remote.
 
 If a data set has no `dev` split, a tenth of the training queries (at most 1,000) becomes `dev`: those whose ids have
-the smallest SHA-256. The same share of the queries without an answer is added. If `train` is opened together with this
-`dev`, it does not contain these queries; if it is opened without `dev`, it is complete.
+the smallest SHA-256. The same fraction of the queries without an answer is added. If `train` is opened together with
+this `dev`, it does not contain these queries; if it is opened without `dev`, it is complete.
 
 Training reads documents in random order. So if a prepared data set is in an object store, every node has a complete
 copy (`store.remote_folders`), instead of reading each document from the store."""
@@ -25,10 +25,10 @@ from raytriever.core.store.remote_folders import pull
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.formats.train_dev_test import DEV, TRAIN, split_by_hash
 from raytriever.data.prepare.corpus_tokenization import Tokenization
-from raytriever.data.prepare.prepare_dataset import Report, Request, Runner, ignore_line, in_this_process, prepare
+from raytriever.data.prepare.prepare_dataset import Log, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import PreparedDirectory
 
-_DEV_SHARE, _DEV_QUERIES = 0.1, 1000
+_DEV_FRACTION, _DEV_QUERIES = 0.1, 1000
 
 
 def open_dataset(
@@ -39,7 +39,7 @@ def open_dataset(
     bm25_language: str | None = None,
     tokenization: Tokenization | None = None,
     run: Runner = in_this_process,
-    report: Report = ignore_line,
+    log: Log = ignore_line,
 ) -> RetrievalDataset:
     """Open a data set. It is checked, and prepared if necessary. Its `quarantine` lists the bad rows. Raise
     `DataError` if the data set or a split does not exist, a file is broken, or too many rows are bad.
@@ -47,14 +47,14 @@ def open_dataset(
     Args:
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
         splits: splits whose judgements are read.
-        max_bad_rows: allowed share of bad rows of each file, 0 to 1.
+        max_bad_rows: allowed fraction of bad rows of each file, 0 to 1.
         bm25_language: see `Documents`.
         tokenization: tokenizer and prompts; None to read texts without tokens.
-        report: function that gets progress lines of the preparation.
+        log: function that gets progress lines of the preparation.
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenization, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
-    directory, location = _locate(request, run, report)
+    directory, location = _locate(request, run, log)
     return _read_splits(directory, requested, request, location, bm25_language)
 
 
@@ -65,7 +65,7 @@ def open_all_splits(
     max_bad_rows: float = 0.01,
     bm25_language: str | None = None,
     run: Runner = in_this_process,
-    report: Report = ignore_line,
+    log: Log = ignore_line,
 ) -> RetrievalDataset:
     """Open a data set without tokens, with the judgements of all splits, because no positive may become a negative.
 
@@ -74,7 +74,7 @@ def open_all_splits(
     required = [] if checked is None else list(checked)
     splits = None if checked is None else _with_lender(required)
     request = Request(str(name_or_path), max_bad_rows=max_bad_rows, splits=splits)
-    directory, location = _locate(request, run, report)
+    directory, location = _locate(request, run, log)
     return _read_splits(directory, [*required, *directory.splits], request, location, bm25_language)
 
 
@@ -116,7 +116,7 @@ def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenization: Token
     )
 
 
-def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDirectory, str]:
+def _locate(request: Request, run: Runner, log: Log) -> tuple[PreparedDirectory, str]:
     """Return the prepared directory (existing or new), and the path or URI with which other processes can open it."""
     is_stored = request.dataset.partition("://")[0] in SCHEMES
     folder = Path(copy_of(request.dataset)) if is_stored else expanded(request.dataset)
@@ -126,7 +126,7 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[PreparedDire
             pull(folder)
     directory = PreparedDirectory.find(folder) if os.path.isdir(folder) else None
     if directory is None:
-        directory = prepare(request, run, report=report)
+        directory = prepare(request, run, log=log)
         return directory, str(directory.folder)
     wanted = request.tokenization and request.tokenization.for_dataset(directory.meta["name"])
     if wanted is not None and directory.meta["tokenisation"] != wanted.digest:
@@ -166,5 +166,5 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
 def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:
     """Return the queries of `train` that become `dev`, by the hashes of their ids."""
     names: dict[int, str] = {query: dataset.queries.ids[query] for query in np.unique(queries).tolist()}
-    count = min(_DEV_QUERIES, max(1, int(len(names) * _DEV_SHARE)))
+    count = min(_DEV_QUERIES, max(1, int(len(names) * _DEV_FRACTION)))
     return [query for query, split in split_by_hash(names, (0, count)).items() if split == DEV]

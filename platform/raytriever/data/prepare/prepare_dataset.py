@@ -1,7 +1,7 @@
 """Preparation of a data set: files of any known format are converted once to a directory of shards.
 
 1. The files are listed and the format is recognized. The key is the digest of their bytes and of the settings.
-2. An existing directory with that key is used. Otherwise a `Runner` converts every chunk to a shard (`text_shards`): in
+2. An existing directory with that key is used. Otherwise a `Runner` converts every block to a shard (`text_shards`): in
    this process, in a pool of processes, or with Ray. Then positions are computed (`assemble_shards`).
    A preparation that was killed is continued (`text_shards`).
 3. Bad rows are listed in `quarantine.jsonl`. If a file has too many of them, the preparation stops and stores nothing.
@@ -26,20 +26,20 @@ from raytriever.core.store.cache import cache_folder
 from raytriever.core.store.capacity import check_disk, format_size
 from raytriever.core.store.commit import FORMAT, FileEntry, committed_directory
 from raytriever.core.store.disk import files_below
-from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.store.unfinished_pieces import make_once
 from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import Source
 from raytriever.data.file_digests import content_digest
-from raytriever.data.formats.file_chunks import FileChunk, read_chunks
+from raytriever.data.formats.file_blocks import FileBlock, read_blocks
 from raytriever.data.formats.known_formats import recognize
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.train_dev_test import test_file
 from raytriever.data.prepare.assemble_shards import BadRows, assemble
 from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, PreparedDirectory
-from raytriever.data.prepare.text_shards import WORK, ShardReport, ShardWriter, begin, bytes_of_shards, find_unfinished
+from raytriever.data.prepare.text_shards import WORK, ShardSummary, ShardWriter, begin, bytes_of_shards, find_unfinished
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
-from raytriever.data.records_and_bad_rows import QuarantineReport, bad_entry, check_share
+from raytriever.data.records_and_bad_rows import Quarantine, bad_entry, check_fraction
 
 # Increase this number if the same files give other rows than before. Then the cache is computed again. Prepared
 # directories stay readable.
@@ -47,26 +47,26 @@ _READING = 2
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
 # From this size of a source on, the result is written durably. A smaller source is prepared again in a minute.
 _DURABLE_FROM = 64 << 20
-_REPORT_SECONDS = 10
+_LOG_SECONDS = 10
 
 # `run(writer, total_bytes)` writes the shards of all parts, in any order. `total_bytes` is the size of all files.
-Runner = Callable[[ShardWriter, int], Iterator[ShardReport]]
-Report = Callable[[str], None]
+Runner = Callable[[ShardWriter, int], Iterator[ShardSummary]]
+Log = Callable[[str], None]
 
 
 def ignore_line(text: str) -> None:
-    """Do nothing. The function is the `report` of callers that print no lines."""
+    """Do nothing. The function is the `log` of callers that print no lines."""
 
 
-def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
+def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSummary]:
     """Write the shards one after another in this process."""
     for index, part in enumerate(writer.parts):
-        for chunk in read_chunks(part, index, chunk_bytes(total_bytes)):
-            yield writer(chunk)
+        for block in read_blocks(part, index, block_bytes(total_bytes)):
+            yield writer(block)
 
 
-def chunk_bytes(total_bytes: int) -> int:
-    """Return the size of a chunk in bytes. It gives a few hundred chunks, unless they would be too small or large."""
+def block_bytes(total_bytes: int) -> int:
+    """Return the size of a block in bytes. It gives a few hundred blocks, unless they would be too small or large."""
     return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
 
 
@@ -101,11 +101,11 @@ class Request:
         """Raise `DataError` if a file of the checked splits has too many bad rows. `count_rows` returns `files`."""
         for file in files:
             if self.splits is None or file["split"] is None or file["split"] in self.splits:
-                check_share(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
+                check_fraction(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
 
 
 def prepare(
-    request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
+    request: Request, run: Runner = in_this_process, output: Path | None = None, log: Log = ignore_line
 ) -> PreparedDirectory:
     """Return a prepared data set in `output` or in the cache. Prepare it if this was not yet done. Raise `DataError` if
     the data set does not exist, its format is unknown, a file is broken, or too many rows are bad. Raise `StorageError`
@@ -115,12 +115,14 @@ def prepare(
     source = replace(source, name=request.dataset) if is_embedded else source
     if request.tokenization is not None:
         request = replace(request, tokenization=request.tokenization.for_dataset(source.name))
-    if (tested := test_file(request.division)) is not None and tested.where not in {one.where for one in source.files}:
+    if (tested := test_file(request.division)) is not None and tested.where not in {
+        file.where for file in source.files
+    }:
         source = replace(source, files=(*source.files, tested))
     plan = recognize(source, request.format, request.columns, request.division)
     if plan.note:
-        report(plan.note)
-    work = _Preparation(request, source, plan, request.key(source, plan), run, report)
+        log(plan.note)
+    work = _Preparation(request, source, plan, request.key(source, plan), run, log)
     if output is not None:  # the calling command holds the lock of `output`
         directory = PreparedDirectory.find(output)
         if directory is not None and directory.meta["key"] != work.key and directory.meta["source"] != source.where:
@@ -146,7 +148,7 @@ class _Preparation:
     plan: Plan
     key: str
     run: Runner
-    report: Report
+    log: Log
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
@@ -170,30 +172,30 @@ class _Preparation:
     def known(self, directory: PreparedDirectory) -> PreparedDirectory:
         """Return a data set that was prepared before, if its bad rows are few enough for the request."""
         self.request.check_files(directory.meta["files"])
-        self.report(f"{self.source.name}: prepared before (digest {self.key[:12]}), read from {directory.folder}")
+        self.log(f"{self.source.name}: prepared before (digest {self.key[:12]}), read from {directory.folder}")
         return directory
 
     def make(self, folder: Path, replace: bool, durable: bool) -> PreparedDirectory:
         """Prepare the data set, or continue a preparation that was killed."""
         name, tokenized = self.source.name, self.request.tokenization is not None
-        unfinished_key = f"{self.key} {chunk_bytes(self.size)}"
+        unfinished_key = f"{self.key} {block_bytes(self.size)}"
         begun = find_unfinished(folder, unfinished_key)
         there = sum(file.stat().st_size for file in files_below(begun)) if begun else 0
         check_disk(folder, max(0, bytes_of_shards(self.sizes, tokenized) - there), "the shards of the data set")
-        self.report(f"{name}: preparing {format_size(self.size)} of {self.plan.format} data")
+        self.log(f"{name}: preparing {format_size(self.size)} of {self.plan.format} data")
         meta, entries = dict[str, Any](), dict[str, FileEntry]()
         with (
             activity(f"{name}: preparing"),
             committed_directory(folder, meta, replace=replace, begun=begun, durable=durable, entries=entries) as aside,
         ):
             if shards := begin(aside, unfinished_key):
-                self.report(f"{name}: a preparation was killed; continuing after {shards:,} shards")
-            reports = self._write_shards(aside)
-            sides, late = assemble(aside, reports)
-            files, bad = count_rows(self.plan.parts, reports, late)
-            QuarantineReport(tuple(bad)).write(aside)
+                self.log(f"{name}: a preparation was killed; continuing after {shards:,} shards")
+            summaries = self._write_shards(aside)
+            sides, late = assemble(aside, summaries)
+            files, bad = count_rows(self.plan.parts, summaries, late)
+            Quarantine(tuple(bad)).write(aside)
             shutil.rmtree(aside / WORK)
-            for shard in reports:
+            for shard in summaries:
                 entries.update(shard.files)
             meta |= {"kind": "dataset", "key": self.key, "source": self.source.where, "name": name}
             tokens = self.request.tokenization.digest if self.request.tokenization else None
@@ -208,10 +210,10 @@ class _Preparation:
         directory.check(is_new=True)
         return directory
 
-    def _write_shards(self, folder: Path) -> list[ShardReport]:
-        """Write the shards of all files. If all rows of a file's first chunk are bad, stop with an error."""
-        reports, first, checked = list[ShardReport](), dict[int, ShardReport](), 0
-        rows, last_report = 0, time.monotonic()
+    def _write_shards(self, folder: Path) -> list[ShardSummary]:
+        """Write the shards of all files. If all rows of a file's first block are bad, stop with an error."""
+        summaries, first, checked = list[ShardSummary](), dict[int, ShardSummary](), 0
+        rows, logged_at = 0, time.monotonic()
         for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenization), self.size):
             if shard.number == 0:
                 first[shard.part] = shard
@@ -219,25 +221,25 @@ class _Preparation:
                 begin_of_file, where = first.pop(checked), self.plan.parts[checked].where
                 count, bad = begin_of_file.rows, begin_of_file.bad
                 if count == len(bad):
-                    check_share(where, count, len(bad), bad[0] if bad else None, self.request.max_bad_rows)
+                    check_fraction(where, count, len(bad), bad[0] if bad else None, self.request.max_bad_rows)
                 checked += 1
-            reports.append(shard)
+            summaries.append(shard)
             rows += shard.rows
-            if time.monotonic() - last_report > _REPORT_SECONDS:
-                self.report(f"{self.source.name}: {rows:,} rows")
-                last_report = time.monotonic()
-        return sorted(reports, key=lambda shard: shard.stem)
+            if time.monotonic() - logged_at > _LOG_SECONDS:
+                self.log(f"{self.source.name}: {rows:,} rows")
+                logged_at = time.monotonic()
+        return sorted(summaries, key=lambda shard: shard.stem)
 
 
 def count_rows(
-    parts: Sequence[Part], reports: Sequence[ShardReport], late: BadRows
+    parts: Sequence[Part], summaries: Sequence[ShardSummary], late: BadRows
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return each file's numbers of rows and bad rows and its first bad row. Return all bad rows, by file and row."""
     rows: Counter[int] = Counter()
     bad: list[list[dict[str, Any]]] = [[] for _ in parts]
-    for report in reports:
-        rows[report.part] += report.rows
-        bad[report.part] += report.bad
+    for shard in summaries:
+        rows[shard.part] += shard.rows
+        bad[shard.part] += shard.bad
     for (part, row), reason in late.items():
         bad[part].append(bad_entry(parts[part].where, row, *reason))
     for entries in bad:
@@ -253,13 +255,13 @@ def count_rows(
 _SHARED = [__name__, "pyarrow", "pandas"]
 
 
-def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
+def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSummary]:
     """Write the shards in a pool of processes, and yield reports as they finish. Raise `DataError` if a file is broken,
-    or if several processes died over one chunk."""
-    size = chunk_bytes(total_bytes)
-    chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
+    or if several processes died over one block."""
+    size = block_bytes(total_bytes)
+    blocks = (block for index, part in enumerate(writer.parts) for block in read_blocks(part, index, size))
     try:
-        yield from map_in_processes(_write, chunks, _SHARED, _begin, writer)
+        yield from map_in_processes(_write, blocks, _SHARED, _begin, writer)
     except ProcessDeath as death:
         raise writer.fatal(*death.args) from death
 
@@ -271,5 +273,5 @@ def _begin(writer: ShardWriter) -> None:
     _writers.append(writer)
 
 
-def _write(chunk: FileChunk) -> ShardReport:
-    return _writers[0](chunk)
+def _write(block: FileBlock) -> ShardSummary:
+    return _writers[0](block)

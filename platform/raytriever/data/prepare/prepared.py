@@ -42,15 +42,15 @@ from raytriever.data.dataset import (
     Tokens,
 )
 from raytriever.data.file_digests import check_directory
-from raytriever.data.hashed_ids import Forms
-from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, BadEntry, QuarantineReport
+from raytriever.data.hashed_ids import TextHashes
+from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, BadEntry, Quarantine
 
 T = TypeVar("T")
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
 JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
 LABELS = "labels"  # of the judgements of a split, where its data has any
-FORMS = "forms.npy"  # end of the file names `documents.forms.npy` and `queries.forms.npy`
+HASHES = "hashes.npy"  # end of the file names `documents.hashes.npy` and `queries.hashes.npy`
 # Columns of the Arrow files of documents and of queries, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS = (
     dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"))
@@ -59,7 +59,7 @@ ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"
 
 
 class FileMeta(TypedDict):
-    """Figures of one file of the source: the number of rows, the number of bad rows, and the first bad row."""
+    """Statistics of one file of the source: the number of rows, the number of bad rows, and the first bad row."""
 
     where: str
     split: str | None
@@ -69,7 +69,7 @@ class FileMeta(TypedDict):
 
 
 class SideMeta(TypedDict):
-    """Figures of the documents or the queries.
+    """Statistics of the documents or the queries.
 
     Args:
         rows: number of all rows, including repeated ones.
@@ -87,7 +87,7 @@ class SideMeta(TypedDict):
 
 
 class SidesMeta(TypedDict):
-    """Figures of documents and of queries."""
+    """Statistics of documents and of queries."""
 
     documents: SideMeta
     queries: SideMeta
@@ -176,7 +176,9 @@ class PreparedDirectory:
         (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
         (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
         queries, documents = len(query_ids), len(ids)
-        stored = Documents(ids, titles, texts, sides["documents"]["digest"], None, _forms(folder, DOCUMENTS, documents))
+        stored = Documents(
+            ids, titles, texts, sides["documents"]["digest"], None, _hashes(folder, DOCUMENTS, documents)
+        )
 
         def by_split(name: str, end: str, read: Callable[[Path], T]) -> dict[str, T]:
             there = files(f"{name}/", end)
@@ -187,11 +189,11 @@ class PreparedDirectory:
         return RetrievalDataset(
             name=meta["name"],
             documents=stored,
-            queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(folder, QUERIES, queries)),
+            queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _hashes(folder, QUERIES, queries)),
             judgements=by_split(
                 JUDGEMENTS, ".npy", lambda file: _judgements(file, labels.get(file.name), queries, documents)
             ),
-            quarantine=QuarantineReport.read(folder).without(other),
+            quarantine=Quarantine.read(folder).without(other),
             negatives=_first(files(f"{NEGATIVES}.npy"), lambda file: _negatives(file, queries, documents)),
             answers=_first(files(FILE), lambda file: Answers(*_query_texts(file, queries, full, 0))),
             prompts=_first(files(PROMPTS), lambda file: QueryPrompts(*_query_texts(file, queries, full, 1))),
@@ -221,7 +223,7 @@ def _side(
     rows = Rows.of(
         lengths, _first(files(f"{name}.live.npy"), lambda file: _positions(file, sum(lengths), "a row", "rows"))
     )
-    texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
+    texts = [TextColumn([table[column].block(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
     # A data set without documents has no shards. Then the column of tokens is empty, not missing.
@@ -229,8 +231,8 @@ def _side(
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
 
 
-def _forms(folder: Path, name: str, rows: int) -> Forms:
-    return read_array(folder / f"{name}.{FORMS}", ["uint64"], (rows,), PREPARE_AGAIN, mapped="r")
+def _hashes(folder: Path, name: str, rows: int) -> TextHashes:
+    return read_array(folder / f"{name}.{HASHES}", ["uint64"], (rows,), PREPARE_AGAIN, mapped="r")
 
 
 def _positions(file: Path, count: int, what: str = "the position of a query", plural: str = "queries") -> ndarray:

@@ -1,4 +1,4 @@
-"""Shard writer: it checks, tokenizes and writes a chunk of rows as one shard, and returns a small report.
+"""Shard writer: it checks, tokenizes and writes a block of rows as one shard, and returns a small report.
 
 1. The rows are parsed. Each bad row is quarantined, with its number and reason.
 2. Texts are written to Arrow files, and tokens to flat arrays next to them, in the folders of the data set.
@@ -32,23 +32,23 @@ from raytriever.core.reading.json_and_yaml import parse_json
 from raytriever.core.store.commit import FileEntry, entry_of, leftovers, put_file
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_table
 from raytriever.data.dataset import joined
-from raytriever.data.formats.file_chunks import FileChunk, Parsed, last_row, parse_chunk
+from raytriever.data.formats.file_blocks import FileBlock, Parsed, last_row, parse_block
 from raytriever.data.formats.plan import Part
-from raytriever.data.hashed_ids import Forms, forms_of, key_of, keys_of
+from raytriever.data.hashed_ids import TextHashes, hash_texts, key_of, keys_of
 from raytriever.data.prepare.corpus_tokenization import Tokenization, flat
 from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
 from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, Judgement, Negative, bad_entry
 from raytriever.models.prompts import TITLE, fill_title
 
 # Bytes of texts (with keys and judgements) and of tokens per uncompressed byte of the source; compression factor.
-_SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
+_FRACTION_OF_TEXTS, _FRACTION_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
-WORK, _KEY, _REPORT = "work", "key", "report"
+WORK, _KEY, _SUMMARY = "work", "key", "summary"
 
 
 @dataclass(frozen=True)
 class Side:
-    """Documents or queries of a chunk: the stored columns; and, for each text, its row number, the key of its content,
+    """Documents or queries of a block: the stored columns; and, for each text, its row number, the key of its content,
     and the text that the tokenizer reads after the prompt."""
 
     columns: Mapping[str, Sequence[str]]
@@ -56,11 +56,11 @@ class Side:
     prompt: str
     rows: Int64[ndarray, " texts"]
     contents: Sequence[bytes]
-    forms: Forms
+    hashes: TextHashes
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
-        """Return the documents of a chunk. The tokenizer reads the title with the text, or within the prompt."""
+        """Return the documents of a block. The tokenizer reads the title with the text, or within the prompt."""
         ids, titles, texts = _columns(parsed.records.documents, 3)
         passages = list(map(joined, titles, texts))
         prompt, read = tokenization.passage_prompt if tokenization else "", passages
@@ -69,19 +69,19 @@ class Side:
             prompt = ""
         columns = {"id": ids, "title": titles, "text": texts}
         return cls(
-            columns, read, prompt, parsed.rows_of("documents"), list(map(key_of, titles, texts)), forms_of(passages)
+            columns, read, prompt, parsed.rows_of("documents"), list(map(key_of, titles, texts)), hash_texts(passages)
         )
 
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
-        """Return the queries of a chunk. If a row has a prompt, it replaces the prompt of the data set."""
+        """Return the queries of a block. If a row has a prompt, it replaces the prompt of the data set."""
         ids, texts, prompts = _columns(parsed.records.queries, 3)
         default = tokenization.query_prompt if tokenization else ""
         read = [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)]
         contents = [
             key_of(prompt, text) if prompt else key_of(text) for prompt, text in zip(prompts, texts, strict=True)
         ]
-        return cls({"id": ids, "text": texts}, read, "", parsed.rows_of("queries"), contents, forms_of(texts))
+        return cls({"id": ids, "text": texts}, read, "", parsed.rows_of("queries"), contents, hash_texts(texts))
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
@@ -144,15 +144,15 @@ def texts_of(arrays: Mapping[str, ndarray], name: str) -> Any:
 def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
     """Estimate how many bytes a preparation writes, with temporary files. `files` has each file's path and size."""
     texts = sum(size * (_EXPANSION if where.endswith(_COMPRESSED) else 1) for where, size in files)
-    return int(texts * (_SHARE_OF_TEXTS + (_SHARE_OF_TOKENS if tokens else 0)))
+    return int(texts * (_FRACTION_OF_TEXTS + (_FRACTION_OF_TOKENS if tokens else 0)))
 
 
 @dataclass(frozen=True)
-class ShardReport:
-    """Report of a shard."""
+class ShardSummary:
+    """Summary of a shard."""
 
     part: int
-    number: int  # number of the chunk of the part, from 0
+    number: int  # number of the block of the part, from 0
     rows: int  # number of rows that were read, including bad rows
     bad: tuple[dict[str, Any], ...] = ()  # bad rows, made by `bad_entry`
     # Size and digest of each file, by its name in the data set.
@@ -172,34 +172,34 @@ class ShardWriter:
     folder: Path  # directory of the data set, to which every process can write
     tokenization: Tokenization | None  # tokenizer and prompts; None to write texts without tokens
 
-    def __call__(self, chunk: FileChunk) -> ShardReport:
-        """Write the shard of a chunk, unless it is already finished. Raise `DataError` if its file is broken."""
-        stem = ShardReport(chunk.part, chunk.number, 0).stem
+    def __call__(self, block: FileBlock) -> ShardSummary:
+        """Write the shard of a block, unless it is already finished. Raise `DataError` if its file is broken."""
+        stem = ShardSummary(block.part, block.number, 0).stem
         with disk_errors(self.folder):
-            return self._finished(stem) or self._write(chunk, stem)
+            return self._finished(stem) or self._write(block, stem)
 
-    def fatal(self, chunk: FileChunk) -> DataError:
-        """Return the error for a chunk on which `TRIES` processes died."""
-        part = self.parts[chunk.part]
-        where = f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}"
+    def fatal(self, block: FileBlock) -> DataError:
+        """Return the error for a block on which `TRIES` processes died."""
+        part = self.parts[block.part]
+        where = f"{part.where}, rows {block.first_row:,} to {last_row(part, block):,}"
         what = f"{TRIES} processes died while they wrote these rows"
         return DataError(what, where, "free memory, or correct the rows")
 
-    def _finished(self, stem: str) -> ShardReport | None:
+    def _finished(self, stem: str) -> ShardSummary | None:
         file = self.folder / WORK / f"{stem}.npz"
         with suppress(FileNotFoundError, StorageError, BadZipFile, RuntimeError, EOFError, zlib.error):
             with ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     return None
-            [text] = read_arrays(file, {_REPORT: (["uint8"], (None,))}, PREPARE_AGAIN).values()
-            report = parse_json(text.tobytes(), str(file), ShardReport, PREPARE_AGAIN)
-            if all(entry_of(self.folder / name) == entry for name, entry in report.files.items()):
-                return report
+            [text] = read_arrays(file, {_SUMMARY: (["uint8"], (None,))}, PREPARE_AGAIN).values()
+            summary = parse_json(text.tobytes(), str(file), ShardSummary, PREPARE_AGAIN)
+            if all(entry_of(self.folder / name) == entry for name, entry in summary.files.items()):
+                return summary
         return None
 
-    def _write(self, chunk: FileChunk, stem: str) -> ShardReport:
-        part = self.parts[chunk.part]
-        parsed = parse_chunk(part, chunk)
+    def _write(self, block: FileBlock, stem: str) -> ShardSummary:
+        part = self.parts[block.part]
+        parsed = parse_block(part, block)
         records, bad, files, arrays = parsed.records, [*parsed.bad], dict[str, FileEntry](), dict[str, ndarray]()
         for name, side in (
             (DOCUMENTS, Side.of_documents(parsed, self.tokenization)),
@@ -218,10 +218,10 @@ class ShardWriter:
         for name, texts in ((FILE, records.answers), (PROMPTS, prompts)):
             arrays[f"{name}.queries"] = keys_of(key_of(query) for query, _ in texts)
             arrays |= _packed(f"{name}.text", [text for _, text in texts])
-        report = ShardReport(chunk.part, chunk.number, parsed.rows, tuple(bad), files)
-        arrays[_REPORT] = np.frombuffer(json.dumps(asdict(report)).encode(), np.uint8)
+        summary = ShardSummary(block.part, block.number, parsed.rows, tuple(bad), files)
+        arrays[_SUMMARY] = np.frombuffer(json.dumps(asdict(summary)).encode(), np.uint8)
         self._put(f"{WORK}/{stem}.npz", lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
-        return report
+        return summary
 
     def _write_side(self, stem: str, side: Side) -> tuple[dict[int, str], dict[str, FileEntry], dict[str, ndarray]]:
         """Write texts and tokens, but only once for equal ids and contents. Leave out texts that cannot be tokenized.
@@ -251,7 +251,7 @@ class ShardWriter:
         arrays = {
             "keys": keys_of(keys[i] for i in kept),
             "contents": keys_of(side.contents[i] for i in kept),
-            "forms": side.forms[kept],
+            "hashes": side.hashes[kept],
             "rows": side.rows[kept],
             "repeated": np.array(len(keys) - len(first)),
         }

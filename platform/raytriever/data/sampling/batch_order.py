@@ -3,7 +3,7 @@
 1. A stream is an endless sequence of epochs of equal size. Each is computed from its number alone. The simplest stream
    has one permutation for each epoch; `dataset_mixture` and `no_duplicates` make other streams.
 2. Step t reads positions t * b to (t + 1) * b - 1 of the stream, where b is the global batch size. Each worker reads
-   its share of them.
+   its fraction of them.
 3. So the last batch of an epoch is filled from the next epoch. Nothing is dropped or padded, and every example occurs
    once in each epoch. To resume, only the order of one epoch is computed, or of two if a batch spans two epochs.
 
@@ -108,7 +108,7 @@ def read(stream: Stream, start: int, stop: int) -> Epoch:
 
 
 def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64[ndarray, " local"]:
-    """Return the contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
+    """Return the contiguous part of worker `rank` of `size`; raises `ConfigError` if the parts are not equal."""
     if len(batch) % size:
         multiple = f"{size}, such as {-(-len(batch) // size) * size}"
         remedy = f"give a multiple of {multiple}, or another {setting('num_workers')}"

@@ -2,7 +2,7 @@
 
 1. Each data set has its own endless stream. A round of the mixture has about as many slots as all data sets have
    examples. It consists of turns of one slot, or of one batch of slots. Each turn belongs to one data set.
-2. A data set has the same number of turns in each round: its share by weight, rounded, at least one. (seed, round)
+2. A data set has the same number of turns in each round: its fraction by weight, rounded, at least one. (seed, round)
    determines their order. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each example
    occurs once in each epoch of its data set. By default, weights are sizes; then all epochs end at the same time."""
 
@@ -97,7 +97,7 @@ def arrange(
         no_duplicates: avoid batches with two queries that share a positive, see `Spread`.
     """
     sizes = np.diff(examples.starts).tolist()
-    shares = parse_weights(weights, sizes)
+    fractions = parse_weights(weights, sizes)
     parts = [part for part, size in enumerate(sizes) if size]
     alone = len(parts) == 1
     by_batch = mixing == BATCHES and not alone
@@ -111,7 +111,7 @@ def arrange(
             stream = Spread(stream, batch_size, examples.positives.where(mine))
         streams.append(stream)
     turn = batch_size if by_batch else 1
-    whole = streams[0] if alone else Mixture(streams, [shares[part] for part in parts], seed, turn)
+    whole = streams[0] if alone else Mixture(streams, [fractions[part] for part in parts], seed, turn)
     if no_duplicates and not by_batch:
         whole = Spread(whole, batch_size, examples.positives)
     return Order(len(examples), batch_size, seed, whole)

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from raytriever.data.dataset import Positives, positions_of_runs
+from raytriever.data.dataset import Positives, positions_of_run_files
 from raytriever.data.sampling.batch_order import Epoch, Order, Stream
 
 # Number of waiting examples that are tried for each slot of a batch. A larger number is slow for frequent documents.
@@ -37,11 +37,13 @@ class Spread:
         epoch = self._stream.epoch(number)
         order, waiting = list[int](), list[int]()
         room, taken = self._batch - number * self.size % self._batch, set[int]()
-        documents = [self._documents[self._offsets[one] : self._offsets[one + 1]] for one in epoch.examples.tolist()]
+        documents = [
+            self._documents[self._offsets[example] : self._offsets[example + 1]] for example in epoch.examples.tolist()
+        ]
         for slot in range(len(documents)):
             waiting.append(slot)
             while waiting:
-                free = (at for at, one in enumerate(waiting[:_TRIED]) if taken.isdisjoint(documents[one]))
+                free = (at for at, example in enumerate(waiting[:_TRIED]) if taken.isdisjoint(documents[example]))
                 if (at := next(free, None)) is None:
                     break
                 order.append(waiting.pop(at))
@@ -62,7 +64,7 @@ def shared(order: Order, positives: Positives, steps: range) -> int:
         return 0
     items = np.concatenate([order.batch(step) for step in steps])
     counts = np.diff(positives.offsets)[items]
-    documents = positives.documents[positions_of_runs(positives.offsets[items], counts)]
+    documents = positives.documents[positions_of_run_files(positives.offsets[items], counts)]
     owners = np.repeat(np.arange(len(items)), counts)
     # True for each occurrence of a document in a batch except the first.
     again = np.ones(len(owners), bool)

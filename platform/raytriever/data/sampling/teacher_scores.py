@@ -128,9 +128,9 @@ class Coverage:
     def of(cls, table: TeacherTable, examples: Examples) -> Coverage:
         """Count the scores of the examples of a split."""
         counts = []
-        for drawn in examples.drawn:
-            owners = np.repeat(drawn.queries, np.diff(drawn.offsets))
-            counts.append((len(owners), int(np.isfinite(table.of_pairs(owners, drawn.documents)).sum())))
+        for sampled in examples.sampled:
+            owners = np.repeat(sampled.queries, np.diff(sampled.offsets))
+            counts.append((len(owners), int(np.isfinite(table.of_pairs(owners, sampled.documents)).sum())))
         negatives = scored = 0
         if examples.negatives is not None:
             asks = np.zeros(len(examples.negatives.offsets) - 1, dtype=bool)

@@ -10,12 +10,12 @@ a first positive is not an example.
 Known documents of a query never become its negatives. They are its relevant documents from all sources, those of equal
 queries, and all copies of these documents (`data.hashed_ids`). The first of equal documents represents all of them.
 
-The negatives of every group follow the shares by origin as closely as whole numbers allow. Of n negatives, an origin
-gets floor or ceil of n times its share, sampled so that the expectation is exact, even for n = 1. For this, the shares
-are laid end to end on [0, n]. A random number u in [0, 1) for each (seed, epoch, example) shifts a grid of step 1. The
-grid points in an origin's interval are its number of negatives (systematic sampling, Madow 1949). If a query has no
-negative of an origin, its other origins divide this share in proportion. Random documents get it only if no other
-origin is left."""
+The negatives of every group follow the fractions by origin as closely as whole numbers allow. Of n negatives, an origin
+gets floor or ceil of n times its fraction, sampled so that the expectation is exact, even for n = 1. For this, the
+fractions are laid end to end on [0, n]. A random number u in [0, 1) for each (seed, epoch, example) shifts a grid of
+step 1. The grid points in an origin's interval are its number of negatives (systematic sampling, Madow 1949). If a
+query has no negative of an origin, its other origins divide this fraction in proportion. Random documents get it only
+if no other origin is left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.options import did_you_mean
 from raytriever.data.combine_datasets import starts_of
-from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_runs
+from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_run_files
 from raytriever.data.hard_negatives import NegativesTable
 from raytriever.data.hashed_ids import NO_COPIES, Copies
 from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES
@@ -48,13 +48,13 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     if which == ALL:
         return positives, (positives,)
     human, llm = (_of_source(positives, source) for source in SOURCES)
-    drawn = {"human": (human,), "llm": (llm,), HUMAN_FIRST: (human, llm)}[which]
-    begins = np.diff(drawn[0].offsets) > 0
+    sampled = {"human": (human,), "llm": (llm,), HUMAN_FIRST: (human, llm)}[which]
+    begins = np.diff(sampled[0].offsets) > 0
     if not begins.any():
         source = "llm" if which == "llm" else "human"
         remedy = f"choose another value of {setting('positives')}"
         raise DataError(f"no query has a positive of source {source!r}", where, remedy)
-    return positives.where(begins), tuple(each.where(begins) for each in drawn)
+    return positives.where(begins), tuple(column.where(begins) for column in sampled)
 
 
 def _of_source(positives: Positives, source: str) -> Positives:
@@ -65,7 +65,7 @@ def _of_source(positives: Positives, source: str) -> Positives:
 
 
 # Numbers of the purposes of samples. Samples of an example for different purposes must be independent.
-_POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _SHARE = 1, 2, 3, 4, 5
+_POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _FRACTION = 1, 2, 3, 4, 5
 
 
 def check_positives(positives: Positives, dataset: RetrievalDataset, split: str) -> None:
@@ -83,7 +83,7 @@ class Examples:
     """Training examples of a split: one for each query with positives."""
 
     positives: Positives  # queries and all their relevant documents
-    drawn: tuple[Positives, ...]  # positives from which groups are sampled, see `groups_of`
+    sampled: tuple[Positives, ...]  # positives from which groups are sampled, see `groups_of`
     starts: Int64[ndarray, " parts+1"]  # first example of each combined data set, followed by the number of examples
     # First document of each combined data set, followed by the number of documents. Random negatives of a query are
     # documents of its own data set.
@@ -91,8 +91,8 @@ class Examples:
     seed: int
     # Table of hard negatives. Queries without hard negatives get random documents.
     negatives: NegativesTable | None = None
-    # Shares of the negatives by origin, see above; None if all rows of a query have equal weight.
-    shares: Float64[ndarray, " origins"] | None = None
+    # Fractions of the negatives by origin, see above; None if all rows of a query have equal weight.
+    fractions: Float64[ndarray, " origins"] | None = None
     ranked: bool = False  # use the positives of the lowest ranks, instead of a new sample in each epoch
     # `query_copies`, `document_copies`: copies of texts, which are treated as one text.
     query_copies: Copies = NO_COPIES
@@ -108,7 +108,7 @@ class Examples:
         *,
         sources: str = ALL,
         ranked: bool = False,
-        shares: Float64[ndarray, " origins"] | None = None,
+        fractions: Float64[ndarray, " origins"] | None = None,
     ) -> Examples:
         """Return the examples of an opened split of one data set, or of a combined one (`combine_datasets.combine`).
 
@@ -117,14 +117,14 @@ class Examples:
         another data set."""
         known = dataset.positives(split)
         check_positives(known, dataset, split)
-        positives, drawn = groups_of(known, sources, f"{dataset.name} {split}")
+        positives, sampled = groups_of(known, sources, f"{dataset.name} {split}")
         query_starts, document_starts = starts_of(dataset)
         starts = np.searchsorted(positives.queries, query_starts)
         if negatives is not None and len(negatives.offsets) != len(dataset.queries) + 1:
             what = f"the negatives table has {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}"
             raise DataError(what, dataset.name, "mine the negatives of this data set")
         copies = dataset.queries.copies, dataset.documents.copies
-        return cls(positives, drawn, starts, document_starts, seed, negatives, shares, ranked, *copies)
+        return cls(positives, sampled, starts, document_starts, seed, negatives, fractions, ranked, *copies)
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -141,16 +141,16 @@ class Examples:
         offsets, documents = self._known
         starts = offsets[examples]
         counts = offsets[examples + 1] - starts
-        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_runs(starts, counts)]
+        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_run_files(starts, counts)]
 
-    def drawn_positives(
+    def sampled_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
     ) -> Int64[ndarray, "batch count"]:
         """Return up to `count` positives of each query, sampled by epoch or chosen by rank. Empty slots are -1."""
-        if len(self.drawn) == 1:
-            return self._choice(self.drawn[0], examples, epochs, count, _POSITIVE)
-        first = self._choice(self.drawn[0], examples, epochs, 1, _POSITIVE)
-        further = self._choice(self.drawn[1], examples, epochs, count - 1, _FURTHER_POSITIVE)
+        if len(self.sampled) == 1:
+            return self._choice(self.sampled[0], examples, epochs, count, _POSITIVE)
+        first = self._choice(self.sampled[0], examples, epochs, 1, _POSITIVE)
+        further = self._choice(self.sampled[1], examples, epochs, count - 1, _FURTHER_POSITIVE)
         return np.concatenate([first, further], axis=1)
 
     def groups(
@@ -158,13 +158,13 @@ class Examples:
     ) -> tuple[Int64[ndarray, "batch positives"], Int64[ndarray, "batch positives+negatives"]]:
         """Return the positives of each example (-1 if missing), and its whole group of passages: the positives, then
         the negatives. More negatives replace missing positives, so that all groups have the same size."""
-        drawn = self.drawn_positives(examples, epochs, positives)
-        counts = (drawn >= 0).sum(axis=1)
+        sampled = self.sampled_positives(examples, epochs, positives)
+        counts = (sampled >= 0).sum(axis=1)
         hard = self._hard(examples, epochs, negatives + positives - counts, negatives + positives)
         # The first `negatives` negatives are in every group. The next ones fill the slots of missing positives.
         columns = np.maximum(negatives + np.arange(positives)[None, :] - counts[:, None], 0)
         lacking = np.take_along_axis(hard, columns, axis=1)
-        return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
+        return sampled, np.concatenate([np.where(sampled < 0, lacking, sampled), hard[:, :negatives]], axis=1)
 
     def _choice(self, among: Positives, examples: ndarray, epochs: ndarray, count: int, purpose: int) -> ndarray:
         rows, there = _rows(among.offsets, examples, count)
@@ -177,26 +177,27 @@ class Examples:
         order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")[:, :count]
         return np.take_along_axis(np.where(there, among.documents[rows], -1), order, axis=1)
 
-    def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, width: int) -> ndarray:
-        """Return `width` negatives of each example. Its first `needed` negatives are used; they follow the shares.
+    def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, columns_needed: int) -> ndarray:
+        """Return `columns_needed` negatives of each example. Its first `needed` negatives are used; they follow the
+        fractions.
 
         They are sampled without replacement from the query's rows of the table. If there are too few rows, their
         sampled order is repeated. A query without rows gets random documents of its data set that are not positives."""
-        columns = np.arange(width)
+        columns = np.arange(columns_needed)
         documents = self._random(examples, epochs, columns)
         table = self.negatives
-        if table is None or not len(table) or not width:
+        if table is None or not len(table) or not columns_needed:
             return documents
         rows, there = _rows(table.offsets, self.queries(examples), 1)
         keys = words(self.seed, epochs, examples, _NEGATIVE, np.arange(rows.shape[1]))
-        if self.shares is None:
+        if self.fractions is None:
             return _filled(documents, columns, table.documents[rows], there, keys)
         origins = np.where(there, table.origins[rows], -1)
-        by_origin = np.stack([(origins == code).any(axis=1) for code in range(len(self.shares))], axis=1)
-        shift = words(self.seed, epochs, examples, _SHARE) / 2.0**64
-        counts = counts_by_origin(self.shares, by_origin, needed, shift * (1 - 2.0**-53))
+        by_origin = np.stack([(origins == code).any(axis=1) for code in range(len(self.fractions))], axis=1)
+        shift = words(self.seed, epochs, examples, _FRACTION) / 2.0**64
+        counts = counts_by_origin(self.fractions, by_origin, needed, shift * (1 - 2.0**-53))
         ends = np.cumsum(counts, axis=1)
-        for code in range(len(self.shares)):
+        for code in range(len(self.fractions)):
             if code != RANDOM:
                 along = columns[None, :] - (ends - counts)[:, code, None]
                 mine = (along >= 0) & (columns[None, :] < ends[:, code, None])
@@ -238,7 +239,7 @@ class Examples:
         starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
         counts = ends - starts
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return offsets, pairs[positions_of_runs(starts, counts)] % size
+        return offsets, pairs[positions_of_run_files(starts, counts)] % size
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
@@ -263,30 +264,30 @@ _FLAG = setting("negatives_mix")
 
 
 def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
-    """Parse shares such as `bm25=0.5,random=0.5`. Return them in the order of `ORIGINS`, with sum 1; None for "". Raise
-    `ConfigError` if an origin is unknown or named twice, or a share is not above 0."""
+    """Parse fractions such as `bm25=0.5,random=0.5`. Return them in the order of `ORIGINS`, with sum 1; None for "".
+    Raise `ConfigError` if an origin is unknown or named twice, or a fraction is not above 0."""
     if not text.strip():
         return None
-    shares = np.zeros(len(ORIGINS))
+    fractions = np.zeros(len(ORIGINS))
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
         if name not in ORIGINS:
             raise ConfigError(f"unknown origin {name!r}", _FLAG, did_you_mean(name, ORIGINS))
         try:
-            share = float(number)
+            fraction = float(number)
         except ValueError:
-            share = math.nan
-        if not 0 < share < math.inf:
-            raise ConfigError(f"the share of {name!r} is {number!r}", _FLAG, "give a number above 0, as in bm25=0.5")
+            fraction = math.nan
+        if not 0 < fraction < math.inf:
+            raise ConfigError(f"the fraction of {name!r} is {number!r}", _FLAG, "give a number above 0, as in bm25=0.5")
         origin = ORIGINS.index(name)
-        if shares[origin]:
-            raise ConfigError(f"{name!r} occurs twice", _FLAG, "give each origin one share")
-        shares[origin] = share
-    return shares / shares.sum()
+        if fractions[origin]:
+            raise ConfigError(f"{name!r} occurs twice", _FLAG, "give each origin one fraction")
+        fractions[origin] = fraction
+    return fractions / fractions.sum()
 
 
 def counts_by_origin(
-    shares: Float64[ndarray, " origins"],
+    fractions: Float64[ndarray, " origins"],
     there: Bool[ndarray, "batch origins"],
     wanted: Int64[ndarray, " batch"],
     shift: Float64[ndarray, " batch"],
@@ -294,19 +295,19 @@ def counts_by_origin(
     """Return the number of negatives of each origin in each group; the sum of a row is `wanted`.
 
     Args:
-        shares: shares of the origins; their sum is 1.
+        fractions: fractions of the origins; their sum is 1.
         there: True if the query has a negative of the origin. It is ignored for random documents, which always exist.
         wanted: number of negatives of each group, at least 0.
         shift: random number in [0, 1) for each group.
     """
-    mined = np.where(there, shares, 0.0)
+    mined = np.where(there, fractions, 0.0)
     mined[:, RANDOM] = 0
     left = mined.sum(axis=1, keepdims=True)
-    random = np.where(left > 0, shares[RANDOM], 1.0)
+    random = np.where(left > 0, fractions[RANDOM], 1.0)
     of_query = mined * ((1 - random) / np.where(left > 0, left, 1.0))
     of_query[:, RANDOM] = random[:, 0]
     ends = np.cumsum(of_query, axis=1)
-    # Correct rounding errors: the sum of a row must be exact, and an origin without a share must get no negative.
+    # Correct rounding errors: the sum of a row must be exact, and an origin without a fraction must get no negative.
     ends[ends > 1 - 1e-9] = 1.0
     marks = np.minimum(np.floor(ends * wanted[:, None] + shift[:, None]).astype(np.int64), wanted[:, None])
     return np.diff(marks, axis=1, prepend=0)

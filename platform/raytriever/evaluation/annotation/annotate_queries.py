@@ -124,7 +124,7 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
         "queries": len(annotations),
         "candidates": sum(map(len, candidates.values())),
         "relevant": sum(len(annotation.relevant) for annotation in annotations.values()),
-        "without_candidates": sum(not each for each in candidates.values()),
+        "without_candidates": sum(not documents for documents in candidates.values()),
         "without_positives": sum(not annotation.useful for annotation in annotations.values()),
         "failed": sum(bool(annotation.failed) for annotation in annotations.values()),
         "tokens_read": spent.read,

@@ -65,7 +65,9 @@ def write_annotated(
             answered = np.unique(answers.queries).tolist()
             rows_of_answers = ({"_id": queries.ids[query], "answers": answers.of(query)} for query in answered)
             _write_rows(temporary / "answers.jsonl", rows_of_answers)
-        replies = (_annotation_row(dataset, query, one, candidates[query]) for query, one in annotations.items())
+        replies = (
+            _annotation_row(dataset, query, annotation, candidates[query]) for query, annotation in annotations.items()
+        )
         _write_rows(temporary / ANNOTATIONS, replies)
         counts["negatives"] = _write_negatives(temporary / NEGATIVES, dataset)
         meta |= counts
@@ -150,7 +152,10 @@ def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
     if rows is None:
         return 0
     size = len(dataset.documents)
-    judged = [np.zeros(0, np.int64), *(each.queries * size + each.documents for each in dataset.judgements.values())]
+    judged = [
+        np.zeros(0, np.int64),
+        *(judgements.queries * size + judgements.documents for judgements in dataset.judgements.values()),
+    ]
     keep = ~np.isin(rows.queries * size + rows.documents, np.concatenate(judged))
     if not keep.any():
         return 0
@@ -164,10 +169,15 @@ def _annotation_row(
     dataset: RetrievalDataset, query: int, annotation: Annotation, candidates: Sequence[int]
 ) -> dict[str, Any]:
     ids = dataset.documents.ids
-    row: dict[str, Any] = {"query": dataset.queries.ids[query], "candidates": [ids[each] for each in candidates]}
+    row: dict[str, Any] = {
+        "query": dataset.queries.ids[query],
+        "candidates": [ids[candidate] for candidate in candidates],
+    }
     if annotation.failed:
         return {**row, "failed": annotation.failed}
-    relevant, useful = ([ids[each] for each in positions] for positions in (annotation.relevant, annotation.useful))
+    relevant, useful = (
+        [ids[position] for position in positions] for positions in (annotation.relevant, annotation.useful)
+    )
     return {**row, "relevant": relevant, "answer": annotation.answer, "useful": useful}
 
 

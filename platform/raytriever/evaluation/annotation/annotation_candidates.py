@@ -48,7 +48,7 @@ def open_checked(data: DataConfig, report: Callable[[str], None]) -> RetrievalDa
         max_bad_rows=data.max_bad_rows,
         bm25_language=data.bm25_language,
         run=in_processes,
-        report=report,
+        log=report,
     )
     for kind, rows in (("documents", dataset.documents), ("queries", dataset.queries)):
         if not len(rows):

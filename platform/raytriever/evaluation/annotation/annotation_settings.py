@@ -21,7 +21,7 @@ class AnnotationConfig:
         f"sources of candidates, separated by commas: {BM25}, {DENSE} (the encoder of {flag_of('model')}), paths of "
         "TREC runs",
         reads=CANDIDATES,
-        form="NAME,PATH",
+        metavar="NAME,PATH",
     )
     depth: int = option(20, "largest number of passages of a query from each source", minimum=1)
     passages_per_prompt: int = option(
@@ -37,7 +37,7 @@ class AnnotationConfig:
         "",
         "folder of prompts that replace the built-in prompts of the same name (docs/how-to/annotate.md)",
         reads=PROMPTS,
-        form="DIR",
+        metavar="DIR",
     )
     temperature: float = option(
         0.0, "sampling temperature of the model; 0 gives its most likely answer", minimum=0, maximum=2
@@ -51,7 +51,7 @@ class AnnotationConfig:
         choices=("human", "llm"),
     )
     max_failed: float = option(
-        0.1, "largest share of queries without an annotation; the job stops if it is exceeded", minimum=0, maximum=1
+        0.1, "largest fraction of queries without an annotation; the job stops if it is exceeded", minimum=0, maximum=1
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Annotation of queries in three stages (relevance, pseudo-answer, utility), and their requests.
+"""Annotation of queries in three steps (relevance, pseudo-answer, utility), and their requests.
 
 The method is that of *Training dense retrievers with multiple positive passages*, section 4.2, stages 2 to 4, after
 Zhang et al. (2025).
@@ -42,7 +42,7 @@ from raytriever.retrieval.endpoints.openai_client import RequestRefused, Service
 from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
 
 T = TypeVar("T")
-_MIN_QUERIES = 20  # with fewer finished queries, the share of failures is too uncertain
+_MIN_QUERIES = 20  # with fewer finished queries, the fraction of failures is too uncertain
 _QUERIES_PER_REQUEST = 2  # queries processed at once for each request that may be in flight
 
 
@@ -87,7 +87,7 @@ class ChatService(Interface):
 
 @dataclass
 class Annotator:
-    """Annotator that runs the three stages for each query, and sends only requests whose answers the log lacks."""
+    """Annotator that runs the three steps for each query, and sends only requests whose answers the log lacks."""
 
     prompts: AnnotationPrompts
     config: AnnotationConfig
@@ -132,7 +132,7 @@ class Annotator:
         return next(iter([*errors, *stop_reasons]), None)
 
     async def annotate(self, question: AnnotationQuery) -> Annotation:
-        """Run the three stages for one query."""
+        """Run the three steps for one query."""
         try:
             relevant = await self._relevant(question)
             if not relevant:
@@ -156,27 +156,27 @@ class Annotator:
         return relevant
 
     async def ask(
-        self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
+        self, step: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
     ) -> T:
-        """Return the answer of a stage, parsed by `read`. A malformed answer is requested again with the reason.
+        """Return the answer of a step, parsed by `read`. A malformed answer is requested again with the reason.
 
         Raises:
             MalformedAnswer: the answer is malformed after all repairs.
             RequestRefused, ServiceError, StorageError, BudgetReached: there is no answer.
         """
-        messages = self.prompts.build_messages(stage, query, passages, answer)
-        schema = build_schema(stage, len(passages))
+        messages = self.prompts.build_messages(step, query, passages, answer)
+        schema = build_schema(step, len(passages))
         for repair in range(self.config.repairs + 1):
-            entry = await self._entry(stage, messages, schema)
+            entry = await self._entry(step, messages, schema)
             content = str(entry["content"])
             try:
                 return read(content)
             except MalformedAnswer as error:
                 reason = str(error) if entry["finish"] == "stop" else f"{error} (ended by {entry['finish']})"
                 self.counts.malformed += 1
-                self.counts.first_malformed = self.counts.first_malformed or f"{stage}: {reason}: {content[:120]!r}"
+                self.counts.first_malformed = self.counts.first_malformed or f"{step}: {reason}: {content[:120]!r}"
                 if repair == self.config.repairs:
-                    raise MalformedAnswer(f"{stage}: {reason}") from error
+                    raise MalformedAnswer(f"{step}: {reason}") from error
                 messages = self.prompts.build_repair_messages(messages, content, reason)
         raise AssertionError("a range that begins at 0 is not empty")
 
@@ -186,7 +186,7 @@ class Annotator:
         parts = [self.llm, config.temperature, config.max_tokens, messages, schema]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    async def _entry(self, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
+    async def _entry(self, step: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
         key = self.key(messages, schema)
         in_flight = self._in_flight.get(key)
         if in_flight is not None:
@@ -197,7 +197,7 @@ class Annotator:
             return entry
         future = self._in_flight[key] = asyncio.get_running_loop().create_future()
         try:
-            entry = await self._pay(key, stage, messages, schema)
+            entry = await self._pay(key, step, messages, schema)
             future.set_result(entry)
             return entry
         except BaseException as error:
@@ -208,7 +208,7 @@ class Annotator:
         finally:
             del self._in_flight[key]
 
-    async def _pay(self, key: str, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
+    async def _pay(self, key: str, step: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
         assert self.service is not None
         size = count_bytes(messages)
         async with self._slots:
@@ -230,7 +230,7 @@ class Annotator:
                     estimator.record(size, reply.read)
             finally:
                 self.spending.settle(reserved, paid)
-        entry: Entry = {"job": self.job, "llm": self.llm, "stage": stage, "content": reply.content}
+        entry: Entry = {"job": self.job, "llm": self.llm, "step": step, "content": reply.content}
         entry |= {"finish": reply.finish, "bytes": size, "read": paid.read, "written": paid.written, "guessed": guessed}
         if self.logs:
             self.log.put(key, entry)
@@ -251,9 +251,9 @@ def split_evenly(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequ
         yield start, passages[start:end]
 
 
-def check_failures(counts: Counts, finished: int, share: float, is_complete: bool = False) -> UserError | None:
-    """Return an error if the share of finished queries without an annotation is too large."""
-    if counts.failed <= share * finished or (finished < _MIN_QUERIES and not is_complete):
+def check_failures(counts: Counts, finished: int, fraction: float, is_complete: bool = False) -> UserError | None:
+    """Return an error if the fraction of finished queries without an annotation is too large."""
+    if counts.failed <= fraction * finished or (finished < _MIN_QUERIES and not is_complete):
         return None
     what = f"{counts.failed:,} of {finished:,} queries have no annotation; the first error: {counts.first_failed}"
     raised = f"{setting('max_tokens')} or {setting('max_failed')}"

@@ -43,7 +43,7 @@ class AnswerLog:
         self.damaged = 0
         self._lines: dict[str, tuple[int, int]] = {}  # offset and length by key
         remedy = f"wait for it with {setting('wait', True)}, or give another folder with {setting('answers')}"
-        self._lock = acquire(folder, wait=wait, report=report, remedy=remedy)
+        self._lock = acquire(folder, wait=wait, log=report, remedy=remedy)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,7 +1,7 @@
 """Cost estimate of a job before its first request, in requests, tokens and money. Logged answers cost nothing.
 
 For the estimate, the job runs with a service that invents its answers, and nothing is logged. The requests of the
-relevance stage are known exactly. Later requests depend on their answers, so there are two estimates. `likely` assumes
+relevance step are known exactly. Later requests depend on their answers, so there are two estimates. `likely` assumes
 that half of the candidates are relevant and that answers have a typical length. `at most` assumes that all candidates
 are relevant and that every answer has `--max-tokens` tokens."""
 
@@ -20,7 +20,7 @@ from raytriever.evaluation.annotation.llm_prompts import ANSWER, FIELDS, LONGEST
 from raytriever.retrieval.endpoints.service_budget import Spending, TokenCounts, TokenEstimator
 
 # Numbers of tokens that `likely` assumes: of a short paragraph, of a number with comma, of braces with a field name.
-_ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6
+_ANSWER_TOKENS, _NUMBER_TOKENS, _FORMAT_TOKENS = 80, 2, 6
 _ANSWER_BYTES = 4 * _ANSWER_TOKENS
 
 
@@ -44,7 +44,7 @@ class MadeUpAnswers:
             value = schema["properties"][field]["items"]["enum"]
             if field == FIELDS[RELEVANCE] and self.most is None:
                 value = value[: -(-len(value) // 2)]
-            written = _FORM_TOKENS + _NUMBER_TOKENS * len(value)
+            written = _FORMAT_TOKENS + _NUMBER_TOKENS * len(value)
         self.requests += 1
         self.prompt_bytes += count_bytes(messages)
         self.written += self.most or written
@@ -66,14 +66,14 @@ class Estimate:
     def table(self, config: LlmConfig, estimator: TokenEstimator) -> str:
         """Format the estimate as a text table."""
         sums = (self.likely, self.most)
-        tokens = [each.tokens(estimator) for each in sums]
+        tokens = [total.tokens(estimator) for total in sums]
         rows = {
-            "requests": [f"{each.requests:,}" for each in sums],
-            "tokens read": [f"{each.read:,}" for each in tokens],
-            "tokens written": [f"{each.written:,}" for each in tokens],
+            "requests": [f"{total.requests:,}" for total in sums],
+            "tokens read": [f"{count.read:,}" for count in tokens],
+            "tokens written": [f"{count.written:,}" for count in tokens],
         }
         if config.price_in or config.price_out:
-            rows["cost"] = [f"{each.cost(config):,.4g}" for each in tokens]
+            rows["cost"] = [f"{count.cost(config):,.4g}" for count in tokens]
         lines = [f"{'':<16}{'likely':>18}{'at most':>18}"]
         lines += [f"{name:<16}" + "".join(f"{cell:>18}" for cell in cells) for name, cells in rows.items()]
         return "\n".join([*lines, f"{self.from_log:,} answers are in the log already and cost nothing"])
@@ -90,4 +90,4 @@ def estimate(annotator: Annotator, questions: Callable[[], Iterable[AnnotationQu
         return rehearsal.counts.from_log
 
     likely, most = MadeUpAnswers(None), MadeUpAnswers(annotator.config.max_tokens)
-    return Estimate(likely, most, max(asyncio.run(run(one)) for one in (likely, most)))
+    return Estimate(likely, most, max(asyncio.run(run(case)) for case in (likely, most)))

@@ -47,7 +47,7 @@ class AnnotationPrompts:
         """SHA-256 of each prompt by name, as the version of the prompt."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
-    def build_messages(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
+    def build_messages(self, step: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
         """Build the messages of a request. Passages are numbered from 1; only `utility` uses `answer`."""
         seal = hashlib.sha256(json.dumps([query, *passages, answer]).encode()).hexdigest()[:12]
         numbered = [_mark("passage", text, seal, f" number={n}") for n, text in enumerate(passages, start=1)]
@@ -56,7 +56,7 @@ class AnnotationPrompts:
             "passages": "\n".join(numbered),
             "answer": _mark("answer", answer, seal),
         }
-        filled = _PLACEHOLDER.sub(lambda match: texts[match[1]], self.texts[stage])
+        filled = _PLACEHOLDER.sub(lambda match: texts[match[1]], self.texts[step])
         return [{"role": "system", "content": self.texts[_SYSTEM]}, {"role": "user", "content": filled}]
 
     def build_repair_messages(self, messages: list[Message], content: str, reason: str) -> list[Message]:
@@ -130,33 +130,33 @@ class MalformedAnswer(Exception):
     """
 
 
-def build_schema(stage: str, count: int) -> dict[str, Any]:
+def build_schema(step: str, count: int) -> dict[str, Any]:
     """Build the JSON schema of an answer about `count` passages, in the subset that strict services accept."""
-    if stage == ANSWER:
+    if step == ANSWER:
         value: dict[str, Any] = {"type": "string"}
     else:
         value = {"type": "array", "items": {"type": "integer", "enum": list(range(1, count + 1))}}
-    name = FIELDS[stage]
+    name = FIELDS[step]
     return {"type": "object", "properties": {name: value}, "required": [name], "additionalProperties": False}
 
 
-def read_numbers(stage: str, content: str, count: int) -> list[int]:
+def read_numbers(step: str, content: str, count: int) -> list[int]:
     """Read the numbers of passages in an answer. Return indices from 0, each once, in the order of the answer. Raise
     `MalformedAnswer` if the answer has no list, or an element is not the number of a passage in the prompt."""
-    values = _field(stage, content)
+    values = _field(step, content)
     if not isinstance(values, list):
-        raise MalformedAnswer(f'"{FIELDS[stage]}" is no list')
+        raise MalformedAnswer(f'"{FIELDS[step]}" is no list')
     for value in values:
         if type(value) is not int or not 1 <= value <= count:
             raise MalformedAnswer(
-                f'"{FIELDS[stage]}" holds {json.dumps(value)[:40]}, which is no number from 1 to {count}'
+                f'"{FIELDS[step]}" holds {json.dumps(value)[:40]}, which is no number from 1 to {count}'
             )
     return [value - 1 for value in dict.fromkeys(values)]
 
 
-def number_reader(stage: str, count: int) -> Callable[[str], list[int]]:
-    """Return `read_numbers` for a stage and `count` passages."""
-    return lambda content: read_numbers(stage, content, count)
+def number_reader(step: str, count: int) -> Callable[[str], list[int]]:
+    """Return `read_numbers` for a step and `count` passages."""
+    return lambda content: read_numbers(step, content, count)
 
 
 def read_answer(content: str) -> str:
@@ -167,9 +167,9 @@ def read_answer(content: str) -> str:
     return text.strip()[:LONGEST_ANSWER].encode("utf-8", "replace").decode()
 
 
-def _field(stage: str, content: str) -> Any:
-    """Return the value of the stage's field in the last JSON object that has this field."""
-    name, last = FIELDS[stage], None
+def _field(step: str, content: str) -> Any:
+    """Return the value of the step's field in the last JSON object that has this field."""
+    name, last = FIELDS[step], None
     text = _THOUGHT.sub("", content)
     end = 0
     for start in [match.start() for match in re.finditer(r"\{", text)][-_BRACES:]:

@@ -26,7 +26,7 @@ from raytriever.core.errors import DataError, ModelError, setting
 from raytriever.core.progress import Progress, activity
 from raytriever.core.store.commit import sha256_of
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.trec_runs import read_scored_run
+from raytriever.data.formats.trec_runs import read_scored_run_file
 from raytriever.evaluation.evaluate_split import PreparedSystem, evaluate
 from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.systems import Bm25System
@@ -109,7 +109,7 @@ class ListingSystem(ABC):
         return np.take_along_axis(scores, order, 1), np.take_along_axis(documents, order, 1)
 
 
-class RunSystem(ListingSystem):
+class RunFileSystem(ListingSystem):
     """Rankings of a TREC run. The run must have a query of the data set, and scores that differ."""
 
     def __init__(self, dataset: RetrievalDataset, file: str) -> None:
@@ -117,7 +117,7 @@ class RunSystem(ListingSystem):
         self.file = file
         every = range(len(dataset.queries) - dataset.added_queries)
         with activity(f"reading {Path(file).name}"):
-            scores, documents = read_scored_run(file, dataset, every)
+            scores, documents = read_scored_run_file(file, dataset, every)
         self._run = scores, documents
         listed = documents >= 0
         several = listed.sum(1) > 1
@@ -144,7 +144,7 @@ class RunSystem(ListingSystem):
         """See `ListingSystem.notes`."""
         few = f"the file ranks at most {self.depth:,} documents of a query; all others count as not found"
         missing = self._queries[self._run[1][self._queries, 0] < 0].tolist()
-        names = [self.dataset.queries.ids[one] for one in missing[:3]]
+        names = [self.dataset.queries.ids[query] for query in missing[:3]]
         return [few, *count_ids("queries are not in the file", names, len(missing))]
 
 
@@ -179,12 +179,12 @@ class FusedSystem(ListingSystem):
         """Set and return the weight: the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split.
 
         If several weights reach it, the weight nearest to 0.5 is used."""
-        measured = replace(protocol, metrics=(WEIGHT_METRIC,))
+        evaluated = replace(protocol, metrics=(WEIGHT_METRIC,))
         judged = replace(judged, unanswerable={})
         values = {}
         for weight in WEIGHTS:
             self._set(weight)
-            values[weight] = evaluate(self.dataset, split, self, measured, judged).metrics[WEIGHT_METRIC]
+            values[weight] = evaluate(self.dataset, split, self, evaluated, judged).metrics[WEIGHT_METRIC]
         self._set(max(WEIGHTS, key=lambda weight: (values[weight], -abs(weight - 0.5))))
         assert self.weight is not None
         return self.weight
@@ -196,13 +196,13 @@ class FusedSystem(ListingSystem):
         """See `ListingSystem.rank`."""
         if not np.array_equal(queries, self._asked):
             self._asked, self._found = queries, [self._ranking_of(part, queries) for part in self.parts]
-        shares = [self._values(*found) for found in self._found]
+        fractions = [self._values(*found) for found in self._found]
         if self.weight is not None:
-            first, second = shares
-            shares = [self.weight * first, (1 - self.weight) * second]
+            first, second = fractions
+            fractions = [self.weight * first, (1 - self.weight) * second]
         documents = np.concatenate([found for _, found in self._found], axis=1)
         blocks = [
-            _sum_by_document(np.concatenate([one[rows] for one in shares], axis=1), documents[rows])
+            _sum_by_document(np.concatenate([fraction[rows] for fraction in fractions], axis=1), documents[rows])
             for rows in (slice(start, start + _BLOCK) for start in range(0, len(queries), _BLOCK))
         ]
         return self._ordered(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
@@ -276,7 +276,7 @@ class RerankedSystem(ListingSystem):
         wanted, index = np.unique(documents, return_inverse=True)
         names = [str(texts[query]) for query in asked.tolist()]
         bodies = [passages[document] for document in wanted.tolist()]
-        scores = self.cross_encoder([names[one] for one in found], [bodies[one] for one in index])
+        scores = self.cross_encoder([names[row] for row in found], [bodies[row] for row in index])
         bad = np.flatnonzero(~np.isfinite(scores))
         if len(bad):
             ids = self.dataset.queries.ids[int(queries[bad[0]])], self.dataset.documents.ids[int(documents[bad[0]])]

@@ -15,7 +15,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.prepare.prepare_dataset import in_processes
 from raytriever.data.unanswerable_queries import with_questions
-from raytriever.evaluation.composed.fusion_and_reranking import FUSED_DEPTH, FusedSystem, RerankedSystem, RunSystem
+from raytriever.evaluation.composed.fusion_and_reranking import FUSED_DEPTH, FusedSystem, RerankedSystem, RunFileSystem
 from raytriever.evaluation.composed.system_of_vectors import VectorSystem
 from raytriever.evaluation.evaluate_split import PreparedSystem
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, select_judged_queries
@@ -62,7 +62,7 @@ class SystemOpener:
             case VectorFolder():
                 return VectorSystem(self.dataset, tree.folder, tree.similarity)
             case RunFile():
-                return RunSystem(self.dataset, tree.file)
+                return RunFileSystem(self.dataset, tree.file)
             case Reranking():
                 cross_encoder = self.encoders.cross_encoders[tree.cross_encoder]
                 return RerankedSystem(self.dataset, self.open(tree.first), cross_encoder, tree.depth)

@@ -31,8 +31,8 @@ class VectorSystem:
     def __init__(self, dataset: RetrievalDataset, folder: str, similarity: str | None = None) -> None:
         self.dataset, self.folder = dataset, folder
         self.passages, self.queries = (open_vectors(folder, side) for side in (PASSAGES, QUERIES))
-        if self.passages.width != self.queries.width:
-            what = f"has passages of width {self.passages.width} and queries of width {self.queries.width}"
+        if self.passages.dim != self.queries.dim:
+            what = f"has passages of dimension {self.passages.dim} and queries of dimension {self.queries.dim}"
             raise DataError(what, folder, "encode both with the same model")
         with activity("checking the vectors"):
             self.is_unit = all(
@@ -50,8 +50,8 @@ class VectorSystem:
 
         texts = pa.array(list(ids), pa.string())
         of_row, of_text = (
-            pc.fill_null(pc.index_in(one, value_set=other), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-            for one, other in ((vectors.ids, texts), (texts, vectors.ids))
+            pc.fill_null(pc.index_in(keys, value_set=other), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+            for keys, other in ((vectors.ids, texts), (texts, vectors.ids))
         )
         if (of_row < 0).all():
             what = f"has ids like {vectors.ids[0].as_py()!r}, but no {side} of {self.dataset.name}, such as {ids[0]!r}"
@@ -75,8 +75,8 @@ class VectorSystem:
         ranked = self._document[self._document >= 0]
         if len(known):
             found = top_k_of_blocks(self._encode(queries[known]), self._blocks(), depth, self._ties[ranked])
-            width = found[0].shape[1]
-            scores[known, :width], documents[known, :width] = found[0], np.where(found[1] >= 0, ranked[found[1]], -1)
+            dim = found[0].shape[1]
+            scores[known, :dim], documents[known, :dim] = found[0], np.where(found[1] >= 0, ranked[found[1]], -1)
         return scores, documents
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
@@ -94,24 +94,24 @@ class VectorSystem:
         norm = f"; {flag_of('similarity')} {COSINE} compares directions" if self.similarity == DOT else ""
         lines = [f"the vectors of {self.folder} have {shape} and are compared by {self.similarity}{norm}"]
         missing = np.flatnonzero(self._passage_row < 0)
-        lines += count_ids("passages have no vector", [documents[one] for one in missing[:3].tolist()], len(missing))
+        lines += count_ids("passages have no vector", [documents[row] for row in missing[:3].tolist()], len(missing))
         asked = self._asked[self._query_row[self._asked] < 0]
-        lines += count_ids("queries have no vector", [queries[one] for one in asked[:3].tolist()], len(asked))
+        lines += count_ids("queries have no vector", [queries[row] for row in asked[:3].tolist()], len(asked))
         unknown = np.flatnonzero(self._document < 0)
-        names = [self.passages.ids[one].as_py() for one in unknown[:3].tolist()]
+        names = [self.passages.ids[row].as_py() for row in unknown[:3].tolist()]
         return lines + count_ids("vectors are of passages that the data set does not have", names, len(unknown))
 
     @cached_property
     def _ties(self) -> Int64[ndarray, " documents"]:
         return tie_order(self.dataset.documents.ids)
 
-    def _encode(self, queries: ndarray) -> Float32[ndarray, "queries width"]:
+    def _encode(self, queries: ndarray) -> Float32[ndarray, "queries dim"]:
         return self._scaled(self.queries.read(self._query_row[queries]))
 
-    def _read(self, documents: ndarray) -> Float32[ndarray, "documents width"]:
+    def _read(self, documents: ndarray) -> Float32[ndarray, "documents dim"]:
         return self._scaled(self.passages.read(self._passage_row[documents]))
 
-    def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
         """Yield blocks of the vectors of the data set's passages. Rows are numbered from 0, without other vectors."""
         before = 0
         for first, block in self.passages.blocks():
@@ -119,7 +119,7 @@ class VectorSystem:
             yield before, self._scaled(block if kept.all() else block[kept])
             before += int(kept.sum())
 
-    def _scaled(self, vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
+    def _scaled(self, vectors: Float32[ndarray, "rows dim"]) -> Float32[ndarray, "rows dim"]:
         if self.similarity == DOT or self.is_unit:
             return vectors
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

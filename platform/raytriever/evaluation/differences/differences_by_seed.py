@@ -72,11 +72,11 @@ class SeededResults:
     def has(self, row: str, dataset: str, metric: str) -> bool:
         """Return whether every seed of the row has this metric on this data set."""
         seeds = self.cells.get((row, dataset))
-        return bool(seeds) and all(metric in one.metrics for one in seeds or ())
+        return bool(seeds) and all(metric in seed.metrics for seed in seeds or ())
 
     def values(self, row: str, dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
         """Return the value of each seed."""
-        return np.array([one.metrics[metric] for one in self.cells[row, dataset]], np.float64)
+        return np.array([cell.metrics[metric] for cell in self.cells[row, dataset]], np.float64)
 
     def mean(self, row: str, dataset: str, metric: str) -> float:
         """Return the mean over the seeds."""
@@ -90,9 +90,9 @@ class SeededResults:
     def per_query(self, row: str, dataset: str, metric: str) -> Float64[ndarray, "seeds queries"] | None:
         """Return the values by seed and query, or None if the metric has no values by query."""
         seeds = self.cells[row, dataset]
-        if any(metric not in one.per_query for one in seeds):
+        if any(metric not in seed.per_query for seed in seeds):
             return None
-        return np.stack([one.per_query[metric] for one in seeds])
+        return np.stack([seed.per_query[metric] for seed in seeds])
 
     def compare(self, row: str, other: str, dataset: str, metric: str) -> SeedComparison:
         """Test the difference `row` - `other`."""
@@ -102,7 +102,7 @@ class SeededResults:
         self, weights: Mapping[str, float], datasets: Sequence[str], metric: str, against: float = 0.0
     ) -> SeedComparison:
         """Compare the weighted sum of rows, averaged over the data sets, with a number."""
-        by_seed = {row: np.mean([self.values(row, one, metric) for one in datasets], axis=0) for row in weights}
+        by_seed = {row: np.mean([self.values(row, dataset, metric) for dataset in datasets], axis=0) for row in weights}
         difference = float(sum(weight * by_seed[row].mean() for row, weight in weights.items()))
         errors = []
         for row, weight in weights.items():
@@ -110,8 +110,8 @@ class SeededResults:
                 if len(by_seed[row]) < 2:
                     return SeedComparison(difference)
                 errors.append(_squared_error(weight * by_seed[row]))
-        for one in datasets:
-            by_query = [(weight, self.per_query(row, one, metric)) for row, weight in weights.items()]
+        for dataset in datasets:
+            by_query = [(weight, self.per_query(row, dataset, metric)) for row, weight in weights.items()]
             if all(values is not None for _, values in by_query):
                 values = sum(weight * values.mean(axis=0) for weight, values in by_query if values is not None)
                 values = values[np.isfinite(values)] / len(datasets)

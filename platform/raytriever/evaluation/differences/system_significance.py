@@ -27,7 +27,7 @@ MEAN = "the mean over the data sets"
 CORRECTED = f"p < {LEVEL} after Holm's correction over the pairs and data sets of a metric"
 # The values of each query, and the means over the queries, by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
-Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 # The best model, or the best and the second, by data set (None for the mean over them) and metric.
 Best = Mapping[tuple[str | None, str], Sequence[str]]
 
@@ -136,7 +136,7 @@ def marks_legend(baselines: Sequence[str]) -> str:
     return "; ".join(f"{above} and {below}: significantly above and below {name}" for name, (above, below) in signs)
 
 
-def best_models(pairs: Sequence[TestedPair], figures: Figures) -> Best:
+def best_models(pairs: Sequence[TestedPair], metrics: Metrics) -> Best:
     """Find the significantly best model of each column, and the second best if it is significant too.
 
     The best is significantly above every other model that the column shows, and the second above all but the best. A
@@ -145,7 +145,7 @@ def best_models(pairs: Sequence[TestedPair], figures: Figures) -> Best:
     best: dict[tuple[str | None, str], list[str]] = {}
     for dataset, metric in dict.fromkeys((row.dataset, row.metric) for row in pairs):
         shown = [
-            model for model, sets in figures.items() if dataset is None or sets.get(dataset, {}).get(metric) is not None
+            model for model, sets in metrics.items() if dataset is None or sets.get(dataset, {}).get(metric) is not None
         ]
         if len(shown) < 2:
             continue
@@ -197,13 +197,13 @@ def pair_lines(rows: Sequence[TestedPair], most: int | None = MOST_LINES, test: 
     columns: dict[tuple[str | None, str], list[TestedPair]] = {}
     for row in rows:
         columns.setdefault((row.dataset, row.metric), []).append(row)
-    for (dataset, _), own in columns.items():
-        lines.append(f"  {_best_sentence(own)}" + (f" on {dataset or MEAN}" if several else ""))
+    for (dataset, _), column in columns.items():
+        lines.append(f"  {_best_sentence(column)}" + (f" on {dataset or MEAN}" if several else ""))
         if most is not None and len(rows) > most:
             continue
-        pairs = [f"{row.model} - {row.against}" for row in own]
+        pairs = [f"{row.model} - {row.against}" for row in column]
         width = max(map(len, pairs))
-        for pair, row in sorted(zip(pairs, own, strict=True), key=lambda item: -item[1].difference):
+        for pair, row in sorted(zip(pairs, column, strict=True), key=lambda item: -item[1].difference):
             interval = f"95 % {row.low:+.4f} to {row.high:+.4f}"
             outcome = "significant" if row.p_holm < LEVEL else "not significant"
             p = format_p(row.p_holm)

@@ -58,7 +58,7 @@ class MtebEncoder:
                 "n_parameters": parameters,
                 "memory_usage_mb": size / 2**20,
                 "max_tokens": about.passage_length,
-                "embed_dim": self.retriever.width,
+                "embed_dim": self.retriever.dim,
                 "framework": ["PyTorch"],
                 "similarity_fn_name": ScoringFunction.COSINE if is_cosine else ScoringFunction.DOT_PRODUCT,
                 "use_instructions": bool(about.query_prompt or about.passage_prompt or about.prompts),
@@ -75,7 +75,7 @@ class MtebEncoder:
         hf_subset: str,
         prompt_type: Any = None,
         **kwargs: Any,
-    ) -> Float32[ndarray, "texts width"]:
+    ) -> Float32[ndarray, "texts dim"]:
         """Encode the texts of batches, as MTEB's `EncoderProtocol` describes.
 
         Args:
@@ -87,7 +87,7 @@ class MtebEncoder:
             kwargs: settings of other encoders, which are not used.
 
         Returns:
-            Embeddings, float32 `[texts, width]`.
+            Embeddings, float32 `[texts, dim]`.
 
         Raises:
             ModelError: an embedding is not finite, or a prompt leaves no token for the text.
@@ -143,8 +143,8 @@ class MtebEncoder:
 
         directory = resolve_model(self.config.model, self.config.revision)
         files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
-        tensors = [one for folder in {file.parent for file in files} for one in stored_tensors(folder).values()]
-        parameters = sum(math.prod(one.shape) for one in tensors if one.kind in FLOATS)
+        tensors = [tensors for folder in {file.parent for file in files} for tensors in stored_tensors(folder).values()]
+        parameters = sum(math.prod(tensor.shape) for tensor in tensors if tensor.kind in FLOATS)
         return parameters, sum(file.stat().st_size for file in files)
 
     def _published_name(self) -> str:

@@ -27,7 +27,7 @@ from raytriever.core.store.disk import check_writable
 from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.mteb.mteb_encoder import require_mteb
 from raytriever.evaluation.mteb.search_protocol import MtebJob, TaskSearch
-from raytriever.evaluation.protocol import Protocol, asks_removed, parse_aims, read_metrics, removed_share
+from raytriever.evaluation.protocol import Protocol, asks_removed, parse_targets, read_metrics, removed_fraction
 from raytriever.evaluation.report_document import points_of
 from raytriever.evaluation.requested_models import EvaluatedModel, pin_models
 from raytriever.evaluation.result_tables import MetricTables, printed
@@ -37,7 +37,7 @@ from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.device_and_precision import choose_precision, default_device
 from raytriever.models.directory.hub_or_local import has_files
 from raytriever.models.retriever import Retriever
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing
+from raytriever.tracking.tracker import COMMAND, DatasetRecord, Tracker, closing
 
 SUITE = setting("suite", "mteb")
 
@@ -45,7 +45,7 @@ SUITE = setting("suite", "mteb")
 def build_mteb_job(
     models: Sequence[EvaluatedModel],
     config: EvaluationConfig,
-    aims: Sequence[str],
+    targets: Sequence[str],
     unanswerable: Sequence[str],
     precision: str | None,
     max_bad_rows: float,
@@ -67,10 +67,10 @@ def build_mteb_job(
         tasks=read_tasks(config.tasks, config.benchmark),
         models=pin_models(models),
         protocol=Protocol(metrics),
-        aims=parse_aims(aims),
+        targets=parse_targets(targets),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
-        removed=removed_share(unanswerable),
+        removed=removed_fraction(unanswerable),
         foreign=[word for word in unanswerable if not asks_removed(word)],
         precision=precision or MtebJob.precision,
         max_bad_rows=max_bad_rows,
@@ -109,9 +109,11 @@ def _look_up(find: Callable[[str], Any], name: str, kind: str) -> Any:
             tasks = mteb.get_tasks(exclude_superseded=False, exclude_private=False, exclude_beta=False)
             names = [task.metadata.name for task in tasks]
         else:
-            names = [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]
+            names = [
+                name for benchmark in mteb.get_benchmarks() for name in (benchmark.name, *(benchmark.aliases or ()))
+            ]
         # Suggest only the most similar name, ignoring case: a list of a thousand names would help nobody.
-        folded = {each.casefold(): each for each in names}
+        folded = {name.casefold(): name for name in names}
         close = nearest(name.casefold(), folded)
         remedy = "see https://docs.mteb.org for the names" if close is None else f"did you mean {folded[close]!r}?"
         raise ConfigError(f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), remedy) from None
@@ -159,7 +161,7 @@ def run_mteb(
         run.check_revision(fresh)
     results, tracked = Results(models={model.name: {} for model in job.models}), tracker()
     with closing(tracked):
-        tracked.describe(*_description(job, encoders), {STAGE: "mteb"})
+        tracked.describe(*_description(job, encoders), {COMMAND: "mteb"})
         for run in runs:
             for task in job.tasks:
                 name = task.metadata.name
@@ -182,7 +184,7 @@ def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], Data
     models = {model.name: encoders.systems[model.name] for model in job.models}
     tasks = {task.metadata.name: str(task.metadata.revision) for task in job.tasks}
     digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
-    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **job.measures}
+    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **job.settings}
     return settings, DatasetRecord("mteb", "mteb", digest, {"tasks": len(tasks)})
 
 
@@ -200,7 +202,7 @@ class _ModelRun:
         revision = self.cache.get_task_result_path("TASK", meta.model_copy(update={"experiment_kwargs": None})).parent
         if fresh:
             remove(revision.parent)
-        others = sorted(one.name for one in revision.parent.glob("*") if one.is_dir() and one.name != revision.name)
+        others = sorted(path.name for path in revision.parent.glob("*") if path.is_dir() and path.name != revision.name)
         if others:
             what = f"holds results of revision {others[0]} of {meta.name}, which is now {revision.name}"
             remedy = f"give another {setting('output')}, or {setting('fresh', True)} to remove them"
@@ -218,10 +220,10 @@ class _ModelRun:
         is_retrieval = isinstance(task, AbsTaskRetrieval)
         name = task.metadata.name
         stored = self._stored(task, searcher)
-        figures = searcher.figures() if is_retrieval else {}
-        if stored is not None and figures is not None:
+        our_results = searcher.our_results() if is_retrieval else {}
+        if stored is not None and our_results is not None:
             self.log(f"{name}: {self.model.name} was evaluated before, see {searcher.folder}")
-            return _metrics(stored, figures)
+            return _metrics(stored, our_results)
         if isinstance(task, AbsTaskAggregate):
             for part in task.tasks:
                 self.evaluate(part)
@@ -243,7 +245,7 @@ class _ModelRun:
         finally:
             if not isinstance(task, AbsTaskAggregate):
                 task.unload_data()
-        return _metrics(result, (searcher.figures() if is_retrieval else {}) or {})
+        return _metrics(result, (searcher.our_results() if is_retrieval else {}) or {})
 
     def _run(self, searcher: TaskSearch, task: Any, again: bool) -> Any:
         import mteb
@@ -286,7 +288,7 @@ class _ModelRun:
     def _load(self, task: Any, is_retrieval: bool) -> None:
         """Load the data of a task, and the calibration split if thresholds are requested and the split exists."""
         splits, chosen_on = list(task.eval_splits), self.job.calibration_split
-        if is_retrieval and self.job.aims and chosen_on not in splits:
+        if is_retrieval and self.job.targets and chosen_on not in splits:
             try:
                 task.filter_eval_splits([*splits, chosen_on]).load_data()
             except Exception as error:  # the libraries have no common error for a split that does not exist
@@ -303,13 +305,15 @@ class _ModelRun:
             raise DataError(what, task.metadata.name, "go online, or leave the task out") from error
 
 
-def _metrics(result: Any, figures: Mapping[str, Results]) -> dict[str, float]:
-    rows = [metrics for content in figures.values() for sets in content.models.values() for metrics in sets.values()]
+def _metrics(result: Any, our_results: Mapping[str, Results]) -> dict[str, float]:
+    rows = [
+        metrics for content in our_results.values() for sets in content.models.values() for metrics in sets.values()
+    ]
     values = {
         name: [value for row in rows if (value := row.get(name)) is not None]
         for name in dict.fromkeys(name for row in rows for name in row)
     }
-    means = {name: float(np.mean(own)) for name, own in values.items() if own}
+    means = {name: float(np.mean(value)) for name, value in values.items() if value}
     return {"main_score": float(result.get_score()), **means}
 
 

@@ -26,11 +26,11 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.prepare.prepare_dataset import in_processes
 from raytriever.evaluation.answer_decisions import decide_dataset
+from raytriever.evaluation.dataset_evaluation import DatasetEvaluation, PartEvaluation
 from raytriever.evaluation.evaluate_split import Evaluation, evaluate
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.mteb.mteb_encoder import MtebEncoder
-from raytriever.evaluation.protocol import AUC, PAIR_AIMS, JudgedQueries, Protocol, select_judged_queries
+from raytriever.evaluation.protocol import AUC, PAIR_TARGETS, JudgedQueries, Protocol, select_judged_queries
 from raytriever.evaluation.requested_models import EvaluationJob, OpenPart, add_foreign_questions
 from raytriever.evaluation.results import Results, as_read
 from raytriever.evaluation.run_evaluation import EvaluationDirectory
@@ -103,15 +103,15 @@ class MtebJob(EvaluationJob):
     tasks: Sequence[Any]
 
     @property
-    def measures(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """All settings that our results of a model on a task depend on."""
-        names = ("aims", "calibration_split", "confidence", "removed", "foreign", "max_bad_rows")
+        names = ("targets", "calibration_split", "confidence", "removed", "foreign", "max_bad_rows")
         return {"metrics": self.protocol.metrics, **{name: getattr(self, name) for name in names}}
 
     @property
     def key(self) -> str:
-        """Digest of `measures`."""
-        return hashlib.sha256(json.dumps(self.measures, sort_keys=True).encode()).hexdigest()
+        """Digest of `settings`."""
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(kw_only=True)
@@ -164,7 +164,7 @@ class TaskSearch(MtebEncoder):
         data = {**self._splits(hf_subset)[hf_split], "corpus": self._corpus, "queries": queries}
         opened = self._open(data, foreign, hf_split)
         ranked = RankedQueries.of(self._system(opened.dataset), top_k, top_ranked)
-        self._measure(opened, ranked, hf_subset, hf_split, foreign)
+        self._evaluate(opened, ranked, hf_subset, hf_split, foreign)
         return ranked.results(list(queries["id"]))
 
     def label_of(self, subset: str, split: str) -> str:
@@ -177,7 +177,7 @@ class TaskSearch(MtebEncoder):
         labels = [self.label_of(subset, split) for split in self.task.eval_splits for subset in self.task.hf_subsets]
         return {label: self.folder / RETRIEVAL / label for label in labels}
 
-    def figures(self) -> dict[str, Results] | None:
+    def our_results(self) -> dict[str, Results] | None:
         """Return the results of each directory, or None if a directory is missing or has other settings."""
         contents = {}
         for label, folder in self.directories().items():
@@ -212,21 +212,21 @@ class TaskSearch(MtebEncoder):
             self.log(f"{metadata.name}: {self.label}: {prompts}")
         return DenseSystem(dataset, self.config, self.retriever, self.backend, prompts)
 
-    def _measure(
+    def _evaluate(
         self, opened: OpenPart, ranked: RankedQueries, subset: str, split: str, foreign: Sequence[str]
     ) -> None:
         label, model, protocol = self.label_of(subset, split), self.label or "model", self._protocol
         dataset, judged = opened.dataset, opened.judged[SPLIT]
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
         chosen_on = self._calibrate(subset, split, foreign, (judged, evaluation))
-        part = PartMeasurement(label, dataset, judged, {model: evaluation})
+        part = PartEvaluation(label, dataset, judged, {model: evaluation})
         if chosen_on:
             part = replace(part, calibration_judged=chosen_on[0], calibration={model: chosen_on[1]})
         source = EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name, protocol)
-        measured = DatasetMeasurement(source, [part])
-        aims = self.job.aims if chosen_on else ()
+        evaluated = DatasetEvaluation(source, [part])
+        targets = self.job.targets if chosen_on else ()
         try:
-            decisions = decide_dataset(measured, aims, self.job.confidence, self.job.removed)
+            decisions = decide_dataset(evaluated, targets, self.job.confidence, self.job.removed)
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []
@@ -236,7 +236,7 @@ class TaskSearch(MtebEncoder):
         with committed_directory(self.directories()[label], meta, replace=True) as folder:
             results = Results(request=as_read(request))
             directory = EvaluationDirectory(folder, results, self.job.calibration_split)
-            directory.add(measured, decisions)
+            directory.add(evaluated, decisions)
             directory.finish()
 
     def _calibrate(
@@ -246,11 +246,11 @@ class TaskSearch(MtebEncoder):
 
         Return None if there are no targets, or if the task has no such split."""
         chosen_on = self.job.calibration_split
-        if not self.job.aims:
+        if not self.job.targets:
             return None
         data = self._splits(subset).get(chosen_on)
         is_same = chosen_on == split
-        if data is None or (is_same and any(aim in PAIR_AIMS for aim, _ in self.job.aims)):
+        if data is None or (is_same and any(target in PAIR_TARGETS for target, _ in self.job.targets)):
             reason = f"is already evaluated on {chosen_on!r}" if is_same else f"has no split {chosen_on!r}"
             self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")
             return None
@@ -280,7 +280,9 @@ class RankedQueries:
             return cls(system, top_k, None)
         position = {name: row for row, name in enumerate(dataset.documents.ids)}
         candidates = [
-            np.array(sorted({position[one] for one in top_ranked.get(query, ()) if one in position}), np.int64)
+            np.array(
+                sorted({position[document] for document in top_ranked.get(query, ()) if document in position}), np.int64
+            )
             for query in dataset.queries.ids
         ]
         return cls(system, top_k, candidates)
@@ -298,7 +300,7 @@ class RankedQueries:
         """Return the `top_k` scores of each query by document, in MTEB's form."""
         ids, known = self.system.dataset.documents.ids, self.system.dataset.queries.ids
         best = self.search(np.arange(len(known)), self.top_k)
-        rows = dict(zip(known, zip(*(one.tolist() for one in best), strict=True), strict=True))
+        rows = dict(zip(known, zip(*(values.tolist() for values in best), strict=True), strict=True))
         return {
             query: {str(ids[document]): score for score, document in zip(*rows[query], strict=True) if document >= 0}
             for query in queries
@@ -317,7 +319,7 @@ class RankedQueries:
     @cached_property
     def _reranked(self) -> tuple[ndarray, ndarray]:
         assert self.candidates is not None
-        counts = np.array([len(one) for one in self.candidates])
+        counts = np.array([len(candidate) for candidate in self.candidates])
         owner, documents = np.repeat(np.arange(len(counts)), counts), np.concatenate(self.candidates)
         scores = self.score(owner, documents)
         order = np.lexsort((self.system.ties[documents], -scores, owner))

@@ -2,7 +2,7 @@
 
 1. Load the model in float32 with merged adapters, and write it as a directory of sentence-transformers.
 2. Write each tower as a graph and compare it with the tower. Both must give the same embeddings for texts of many
-   lengths, drawn from the vocabulary. If a graph fails, nothing is written.
+   lengths, sampled from the vocabulary. If a graph fails, nothing is written.
 3. Copy the calibration, if it belongs to these weights.
 4. Write the model card from the files of the run and the evaluation."""
 
@@ -52,7 +52,7 @@ _REMEDY = "restore the run directory, or give only its model/ directory"
 class Parity:
     """Comparison of a graph with its tower."""
 
-    form: str  # `onnx` or `openvino`
+    backend: str  # `onnx` or `openvino`
     side: Side  # `query` or `passage`; `passage` if both share a tower
     texts: int
     difference: float  # largest difference of a component, relative to the length of the embedding
@@ -60,20 +60,20 @@ class Parity:
 
     def __str__(self) -> str:
         return (
-            f"{self.form} ({self.side} tower): {self.texts} texts, largest difference {self.difference:.1e}, "
+            f"{self.backend} ({self.side} tower): {self.texts} texts, largest difference {self.difference:.1e}, "
             f"lowest cosine {self.cosine:.7f}"
         )
 
 
-def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Callable[[str], None]) -> list[Parity]:
+def export(config: ModelConfig, settings: ExportConfig, output: Path, log: Callable[[str], None]) -> list[Parity]:
     """Write a model, its graphs and its model card into a new directory. Return the comparison of each graph."""
-    for form in settings.format_names:
-        check_packages(form)
+    for backend in settings.format_names:
+        check_packages(backend)
     check_writable(output)
     if output.exists():
         raise StorageError("exists", setting("output", output), "give another directory, or remove this one")
     results = _read_results(Path(settings.evaluation), config.model) if settings.evaluation else Results()
-    calibration = _current_calibration(config, settings.evaluation, results, report)
+    calibration = _current_calibration(config, settings.evaluation, results, log)
     # transformers imports DeepSpeed if it is installed, and DeepSpeed logs many lines if there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     retriever = load_retriever(config).eval()
@@ -83,9 +83,9 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
         with quiet_transformers():
             write_model(retriever, folder)
         for side, subfolder in _towers(retriever, folder):
-            for form in settings.format_names:
-                report(f"{form}: writing the {side} tower")
-                parities.append(_write_and_compare(retriever, side, form, subfolder))
+            for backend in settings.format_names:
+                log(f"{backend}: writing the {side} tower")
+                parities.append(_write_and_compare(retriever, side, backend, subfolder))
         if calibration is not None:
             is_int8 = calibration.digest == encoder_digest(config, calibration.dataset, int8=True)
             digest = encoder_digest(ModelConfig(model=str(folder)), calibration.dataset, int8=is_int8)
@@ -94,11 +94,11 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
         facts = CardFacts(
             name=settings.push_to_hub.rsplit("/", 1)[-1] if settings.push_to_hub else _name(config, output),
             description=retriever.description,
-            width=retriever.width,
+            dim=retriever.dim,
             licence=settings.licence,
             results=results,
             calibration=calibration,
-            graphs=[f"`{FILES[parity.form]}`: {parity}" for parity in parities],
+            graphs=[f"`{FILES[parity.backend]}`: {parity}" for parity in parities],
             **_run_facts(config.model),
         )
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
@@ -106,7 +106,7 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
 
 
 def _current_calibration(
-    config: ModelConfig, evaluation: str | None, results: Results, report: Callable[[str], None]
+    config: ModelConfig, evaluation: str | None, results: Results, log: Callable[[str], None]
 ) -> Calibration | None:
     """Return the calibration to export: that of the evaluation if there is one, else that of the model directory.
 
@@ -121,7 +121,7 @@ def _current_calibration(
             continue
         if calibration.digest in [encoder_digest(config, calibration.dataset, int8=int8) for int8 in (False, True)]:
             return calibration
-        report(f"{file}: belongs to other weights, prompts or lengths than those of this model; it is not exported")
+        log(f"{file}: belongs to other weights, prompts or lengths than those of this model; it is not exported")
     return None
 
 
@@ -151,20 +151,20 @@ def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
 
 
 @activity("writing a graph and comparing it with the encoder")
-def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: Path) -> Parity:
+def _write_and_compare(retriever: Retriever, side: Side, backend: str, directory: Path) -> Parity:
     batches = _samples(retriever, side)
     tower = retriever.query if side == "query" else retriever.passage
-    embed = open_graph(write_graph(tower, batches[0], form, directory), form)
+    embed = open_graph(write_graph(tower, batches[0], backend, directory), backend)
     with torch.inference_mode():
         expected = np.concatenate([tower(batch).float().numpy() for batch in batches])
     actual = np.concatenate([embed(batch) for batch in batches])
     length = np.linalg.norm(expected, axis=1)
     difference = np.abs(actual - expected).max(axis=1) / length
     cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
-    parity = Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
+    parity = Parity(backend, side, len(expected), float(difference.max()), float(cosine.min()))
     if not parity.difference <= TOLERANCE:
         remedy = "try other versions of the packages that export the graph; nothing was written"
-        raise ModelError(f"the graph differs from the encoder: {parity}", setting("formats", form), remedy)
+        raise ModelError(f"the graph differs from the encoder: {parity}", setting("formats", backend), remedy)
     return parity
 
 

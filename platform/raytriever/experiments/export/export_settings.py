@@ -38,21 +38,23 @@ def read_repository(text: str) -> str:
 class ExportConfig:
     """Settings of an export: formats, facts for the model card, and the repository for the upload."""
 
-    formats: str | None = option(None, "formats to write next to the weights", reads=read_formats, form="onnx,openvino")
+    formats: str | None = option(
+        None, "formats to write next to the weights", reads=read_formats, metavar="onnx,openvino"
+    )
     evaluation: str | None = option(
         None,
         "directory of `raytriever evaluate` whose metrics and thresholds go into the model card",
         reads=EVALUATION,
-        form="DIR",
+        metavar="DIR",
     )
     licence: str | None = option(
-        None, "SPDX identifier such as apache-2.0, for the model card", reads=read_licence, form="NAME"
+        None, "SPDX identifier such as apache-2.0, for the model card", reads=read_licence, metavar="NAME"
     )
     push_to_hub: str | None = option(
         None,
         "also upload the model to the hub, as a private repository; HF_TOKEN holds your token",
         reads=read_repository,
-        form="OWNER/NAME",
+        metavar="OWNER/NAME",
     )
 
     @property

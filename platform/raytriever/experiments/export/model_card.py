@@ -1,7 +1,7 @@
 """Model card (Mitchell et al., 2019): description, training data, results and limits of a model.
 
 The card is a README with the metadata that the hub reads. Its facts come only from files: `config.yaml` of a run,
-`results.json` of its own evaluation, and `results.json` of another evaluation. A number that was not measured does not
+`results.json` of its own evaluation, and `results.json` of another evaluation. A number that was not evaluated does not
 appear."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raytriever.core.terminal import markdown_table, one_line
-from raytriever.evaluation.protocol import aim_text
-from raytriever.evaluation.report_document import KIND_TITLES, share_cell, thresholds_markdown
+from raytriever.evaluation.protocol import target_text
+from raytriever.evaluation.report_document import KIND_TITLES, fraction_cell, thresholds_markdown
 from raytriever.evaluation.results import Results
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.description import Description
@@ -28,8 +28,8 @@ _TRAINED = {"bm25": "BM25", "before": "before training", "after": "this model"}
 USE = """## Intended use
 The model finds passages that answer questions, in search and in retrieval for language models. The questions should be
 like those of its training and test data. Scores are {similarity}s. The AUC and the thresholds below, if present, show
-how well one threshold serves all queries. The model was not measured on other kinds of text or on other languages:
-measure it there first. Passages longer than {length} tokens are cut. The ranking repeats the gaps and errors of the
+how well one threshold serves all queries. The model was not evaluated on other kinds of text or on other languages:
+evaluate it there first. Passages longer than {length} tokens are cut. The ranking repeats the gaps and errors of the
 training data. A high score means that the model finds two texts similar. It does not mean that a passage is true.
 """
 READ = """## How to load the model
@@ -50,7 +50,7 @@ class CardFacts:
 
     name: str
     description: Description
-    width: int
+    dim: int
     licence: str | None = None  # SPDX identifier of the license on the hub, or None
     # Settings of the run that trained the model; empty if no run of raytriever did.
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def _description(facts: CardFacts) -> str:
         if text
     ]
     lines = [
-        f"A dense retriever: it maps texts to vectors of {facts.width} components,"
+        f"A dense retriever: it maps texts to vectors of {facts.dim} components,"
         " and a query to a vector near its answers.",
         f"{towers}, {description.pooling} pooling, {similarity}; queries are cut at {description.query_length} tokens,"
         f" passages at {description.passage_length}{''.join(', ' + line for line in prompts)}.",
@@ -150,17 +150,17 @@ def _training(facts: CardFacts) -> list[str]:
 
 def _results(facts: CardFacts) -> list[str]:
     parts: list[str] = []
-    for name, one in facts.trained.about.items():
+    for name, row in facts.trained.about.items():
         rows = {_TRAINED[model]: sets[name] for model, sets in facts.trained.models.items()}
         head = "" if parts else "## Results\n"
-        parts.append(f"{head}`{name}`, split `{one.split}`, measured at the end of training:\n\n{_table(rows)}")
+        parts.append(f"{head}`{name}`, split `{row.split}`, evaluated at the end of training:\n\n{_table(rows)}")
     models, about = facts.evaluated, facts.results.about
     if models:
         head = "" if parts else "## Results\n"
-        splits = {one.split for one in about.values()}
+        splits = {row.split for row in about.values()}
         parts.append(
-            f"{head}Measured after training,"
-            f" split {', '.join(f'`{one}`' for one in sorted(splits))}:\n\n{_table(models)}"
+            f"{head}Evaluated after training,"
+            f" split {', '.join(f'`{split}`' for split in sorted(splits))}:\n\n{_table(models)}"
         )
     if facts.results.thresholds:
         parts.append(
@@ -174,18 +174,18 @@ def _results(facts: CardFacts) -> list[str]:
 def _calibration(calibration: Calibration | None) -> list[str]:
     if calibration is None:
         return []
-    kinds = list(dict.fromkeys(kind for one in calibration.thresholds for kind in one.unanswerable))
+    kinds = list(dict.fromkeys(kind for threshold in calibration.thresholds for kind in threshold.unanswerable))
     titles = [KIND_TITLES[kind] for kind in kinds]
     head = ["chosen for", "threshold", "queries answered", "answers that are relevant", *titles]
     rows = [
         [
-            aim_text(one.aim, one.wanted),
-            f"{one.score:.4f}",
-            share_cell(one.answered, "none").text,
-            share_cell(one.top_precision, "none").text,
-            *(share_cell(one.unanswerable.get(kind), "-").text for kind in kinds),
+            target_text(threshold.target, threshold.wanted),
+            f"{threshold.score:.4f}",
+            fraction_cell(threshold.answered, "none").text,
+            fraction_cell(threshold.top_precision, "none").text,
+            *(fraction_cell(threshold.unanswerable.get(kind), "-").text for kind in kinds),
         ]
-        for one in calibration.thresholds
+        for threshold in calibration.thresholds
     ]
     decides = "The first threshold decides whether a query has an answer." if rows else "There is no threshold."
     splits = [f"`{one_line(split)}`" for split in dict.fromkeys((calibration.chosen_on, calibration.checked_on))]
@@ -197,7 +197,7 @@ def _calibration(calibration: Calibration | None) -> list[str]:
     about = (
         f"`calibration.json` says what {calibration.confidence.name} and scores mean for the passages of"
         f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"
-        f" {chosen}. The figures, with 95 % intervals, are of {checked}."
+        f" {chosen}. The values, with 95 % intervals, are of {checked}."
         f"{'' if kinds else ' All of these queries have a relevant passage.'} The calibration error of the best"
         f" passage's probability is {error.value:.3f} (95 %: {error.low:.3f} to {error.high:.3f}). The"
         " file is valid until a tenth of the passages has changed."
@@ -218,9 +218,9 @@ def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
 def _hub_results(facts: CardFacts) -> list[Any]:
     from huggingface_hub import EvalResult
 
-    measured: dict[str, tuple[str, Mapping[str, float | None]]] = {}
+    evaluated: dict[str, tuple[str, Mapping[str, float | None]]] = {}
     for results, sets in (facts.trained, facts.trained.models.get("after", {})), (facts.results, facts.evaluated):
-        measured |= {name: (results.about[name].split, row) for name, row in sets.items()}
+        evaluated |= {name: (results.about[name].split, row) for name, row in sets.items()}
     return [
         EvalResult(
             task_type="information-retrieval",
@@ -231,7 +231,7 @@ def _hub_results(facts: CardFacts) -> list[Any]:
             metric_type=metric,
             metric_value=round(value, 5),
         )
-        for name, (split, row) in measured.items()
+        for name, (split, row) in evaluated.items()
         for metric, value in row.items()
         if value is not None
     ]

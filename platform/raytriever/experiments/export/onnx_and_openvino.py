@@ -2,7 +2,7 @@
 
 The inputs are `input_ids` and `attention_mask`, int64 `[texts, tokens]`; both sizes are dynamic. The outputs are
 float32. The ONNX and OpenVINO backends of sentence-transformers pool `last_hidden_state` `[texts, tokens, hidden]`
-themselves. `sentence_embedding` `[texts, width]` is already pooled, truncated and normalized as in the tower. The files
+themselves. `sentence_embedding` `[texts, dim]` is already pooled, truncated and normalized as in the tower. The files
 have the names that these backends expect. The exporter uses `torch.export`, because the older, tracing exporter gives
 wrong embeddings for lengths other than its example's."""
 
@@ -47,25 +47,27 @@ class _Graph(nn.Module):
         return states, self.tower.embed(states, attention_mask)
 
 
-def check_packages(form: str) -> None:
+def check_packages(backend: str) -> None:
     """Raise `ConfigError` if a package that a format needs is not installed."""
-    missing = [name for name in PACKAGES[form] if find_spec(name) is None]
+    missing = [name for name in PACKAGES[backend] if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{form} needs {', '.join(missing)}", setting("formats"), "pip install 'raytriever[export]'")
+        raise ConfigError(
+            f"{backend} needs {', '.join(missing)}", setting("formats"), "pip install 'raytriever[export]'"
+        )
 
 
-def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path) -> Path:
+def write_graph(tower: Encoder, example: TokenBatch, backend: str, directory: Path) -> Path:
     """Write a tower in one format.
 
     Args:
         tower: tower in float32, on the CPU, in evaluation mode.
         example: a batch of at least two texts and two tokens; the graph accepts other sizes too.
-        form: `onnx` or `openvino`.
-        directory: directory of the tower; the file is written to `FILES[form]` in it.
+        backend: `onnx` or `openvino`.
+        directory: directory of the tower; the file is written to `FILES[backend]` in it.
     """
-    path = directory / FILES[form]
+    path = directory / FILES[backend]
     path.parent.mkdir(parents=True, exist_ok=True)
-    if form == "onnx":
+    if backend == "onnx":
         _write_onnx(tower, example, path)
         return path
     import openvino
@@ -95,9 +97,9 @@ def _write_onnx(tower: Encoder, example: TokenBatch, path: Path) -> None:
     program.save(path, external_data=weights > _BYTES)
 
 
-def open_graph(path: Path, form: str) -> Callable[[TokenBatch], Float32[ndarray, "texts width"]]:
+def open_graph(path: Path, backend: str) -> Callable[[TokenBatch], Float32[ndarray, "texts dim"]]:
     """Return a function that embeds one padded batch with an exported graph, on the CPU in float32."""
-    if form == "onnx":
+    if backend == "onnx":
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -107,8 +107,8 @@ def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:
         paths: Iterator[Path] = iter([path])
     else:
         paths = (Path(here, name) for here, _, names in walk(path) for name in names if name != without)
-    for one in paths:
+    for file in paths:
         try:
-            yield one.lstat()
+            yield file.lstat()
         except FileNotFoundError:
             continue

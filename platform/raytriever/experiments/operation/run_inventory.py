@@ -174,10 +174,10 @@ def _sweep(folder: Path) -> RunEntry:
     statuses = [trial.get("status") for trial in trials]
     ended, failed, planned = len(trials) - statuses.count(RUNNING), statuses.count("failed"), log.get("planned")
     state = FINISHED if (folder / _TABLE).is_file() else INTERRUPTED
-    is_measured = (folder / _BEST / METRICS).is_file()
+    is_evaluated = (folder / _BEST / METRICS).is_file()
     detail = f"{ended} of {planned} trials" if planned else "no trial has begun"
     detail += f", {failed} failed" * bool(failed)
-    detail += "; the best is not evaluated" * (state == INTERRUPTED and ended == planned and not is_measured)
+    detail += "; the best is not evaluated" * (state == INTERRUPTED and ended == planned and not is_evaluated)
     return RunEntry(
         path=folder,
         kind=SWEEP,
@@ -192,7 +192,7 @@ def _sweep(folder: Path) -> RunEntry:
 def _training(folder: Path) -> RunEntry:
     config = _yaml(folder / CONFIG)
     folders = list(dict.fromkeys([folder, *training_folders(folder)]))
-    steps = [step for one in folders for step in _last_steps(one / STEPS)]
+    steps = [step for folder in folders for step in _last_steps(folder / STEPS)]
     step = steps[-1] if steps else 0
     checkpoints = _checkpoints(folder)
     finished = (folder / METRICS).is_file()
@@ -226,8 +226,8 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     return tuple(
         Checkpoint(path, int(path.name[5:]), size_of(path))
-        for one in _checkpoint_folders(folder)
-        for path in sorted(one.glob("step-*"), key=lambda path: path.name[5:].zfill(12))
+        for checkpoint in _checkpoint_folders(folder)
+        for path in sorted(checkpoint.glob("step-*"), key=lambda path: path.name[5:].zfill(12))
         if path.name[5:].isdigit() and (path / MANIFEST).is_file()
     )
 
@@ -250,7 +250,7 @@ def _last_steps(file: Path) -> list[int]:
     for raw in lines:
         with suppress(StorageError):
             line = parse_json(raw, STEPS, dict[str, Any], "")
-            if isinstance(line.get("step"), int) and "loss" in line.get("measured", {}):
+            if isinstance(line.get("step"), int) and "loss" in line.get("metrics", {}):
                 steps.append(line["step"])
     return steps
 

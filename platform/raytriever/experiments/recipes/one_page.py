@@ -22,7 +22,7 @@ from raytriever.models.packing import TokenBatch
 from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
-from raytriever.training.batch_loader import Batch, BatchSource
+from raytriever.training.batch_loader import Batch, Batches
 from raytriever.training.optimizer_and_schedule import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.training_data import TrainingData
 from raytriever.training.training_settings import TrainingConfig
@@ -48,7 +48,7 @@ def train_on_one_page(dataset: str, model: str = "minilm", *, settings: Training
 
 
 def fit(
-    retriever: Retriever, batches: BatchSource, temperature: float, settings: TrainingConfig
+    retriever: Retriever, batches: Batches, temperature: float, settings: TrainingConfig
 ) -> Iterator[tuple[int, float]]:
     """Train in place, on the device of the retriever, and yield each step with its loss before the update."""
     set_dropout(retriever.train(), 0.0)
@@ -87,7 +87,7 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
 def mann_whitney(queries: Tensor, passages: Tensor, relevance: RowRelevance, temperature: float) -> Tensor:
     """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, across all queries.
 
-    `queries` and `passages` are embeddings `[texts, width]`. `relevance` has the columns of each query's positives, and
+    `queries` and `passages` are embeddings `[texts, dim]`. `relevance` has the columns of each query's positives, and
     the pairs that must not be used as negatives."""
     # Gather the passages of all workers (here one). Each document is a candidate only once.
     candidates = relevance.keep(ALONE.all_gather(passages))

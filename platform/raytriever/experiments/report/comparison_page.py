@@ -29,7 +29,7 @@ from raytriever.evaluation.result_tables import MetricTables, ReportTable, pairs
 from raytriever.experiments.report.comparison_request import RUN_ID, check_comparison
 from raytriever.experiments.report.evaluation_page import gain_pictures
 from raytriever.experiments.report.figures import save_curves, styles_of
-from raytriever.experiments.report.finished_runs import NOT_SETTINGS, Figures, FinishedRun, MlflowRuns, read_directory
+from raytriever.experiments.report.finished_runs import NOT_SETTINGS, FinishedRun, Metrics, MlflowRuns, read_directory
 from raytriever.experiments.report.html_page import Page, Picture, write_page
 from raytriever.training.training_settings import MAY_CHANGE
 
@@ -68,23 +68,23 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     """Write the page that compares runs. Their names must differ."""
     names = row_names(runs)
     labels, others = dataset_labels(runs)
-    figures = _figures(runs, names, labels)
-    baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
+    metrics = _metrics(runs, names, labels)
+    baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].metrics))]
     queries = _queries(runs, names, labels, baseline)
-    values = _values(figures, queries)
+    values = _values(metrics, queries)
     over_seeds = seed_tables(runs, names, queries)
-    tables = [*MetricTables(figures, pair_rows(values), [baseline]).on_page(), *over_seeds, *_settings(runs)]
+    tables = [*MetricTables(metrics, pair_rows(values), [baseline]).on_page(), *over_seeds, *_settings(runs)]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
-    if none := [model for model in figures if model not in values]:
+    if none := [model for model in metrics if model not in values]:
         about.append(f"{', '.join(none)}: no difference is tested, because there are no values by query.")
     if sum(run.trained for run in runs) > 1 and not over_seeds:
         about.append(ONE_SEED)
     with TemporaryDirectory() as folder:
-        pictures = gain_pictures(Path(folder), figures, [baseline])
+        pictures = gain_pictures(Path(folder), metrics, [baseline])
         for name, caption in CURVES.items():
             curves = {run.name: run.curves[name] for run in runs if run.curves.get(name)}
             if curves:
-                save_curves(Path(folder) / f"{name}.png", curves, name, styles_of(figures))
+                save_curves(Path(folder) / f"{name}.png", curves, name, styles_of(metrics))
                 pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
         write_page(path, Page("Comparison of runs", about, tables, pictures, queries))
 
@@ -93,18 +93,18 @@ def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
     """Return the row names of the tables, by the index of the run and the name of the model in its run."""
     names: dict[tuple[int, str], str] = {}
     seen: dict[str, Any] = {}
-    own = Counter(name for run in runs for name in ([run.name] if run.trained else run.figures))
+    own = Counter(name for run in runs for name in ([run.name] if run.trained else run.metrics))
     # Trained encoders come before their baselines.
     for index, run in enumerate(runs):
-        for model in run.figures:
+        for model in run.metrics:
             if run.trained and model == "after":
                 names[index, model] = run.name
             elif not run.trained:
                 names[index, model] = model if own[model] == 1 else f"{run.name}: {model}"
     for index, run in enumerate(runs):
-        for model, figures in run.figures.items():
+        for model, metrics in run.metrics.items():
             if run.trained and model != "after":
-                same = seen.setdefault(model, figures) == figures and model not in own
+                same = seen.setdefault(model, metrics) == metrics and model not in own
                 names[index, model] = model if same else f"{run.name}: {model}"
     return names
 
@@ -122,8 +122,8 @@ def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], s
     lines = []
     query_sets: dict[str, list[set[str]]] = {}
     for index, run in enumerate(runs):
-        for dataset in dict.fromkeys(name for sets in run.figures.values() for name in sets):
-            splits = {one.splits[dataset] for one in runs if dataset in one.splits}
+        for dataset in dict.fromkeys(name for sets in run.metrics.values() for name in sets):
+            splits = {run.splits[dataset] for run in runs if dataset in run.splits}
             label = f"{dataset} ({run.splits.get(dataset, '')})" if len(splits) > 1 else dataset
             variants = query_sets.setdefault(label, [])
             queries = set(run.queries[dataset]["queries"]) if dataset in run.queries else None
@@ -134,19 +134,19 @@ def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], s
             if number > 1:
                 name = labels[index, dataset]
                 lines.append(
-                    f"{run.name} was measured on other queries of {label}. They are called {name} here and have no"
+                    f"{run.name} was evaluated on other queries of {label}. They are called {name} here and have no"
                     f" significance test against {label}."
                 )
     return labels, lines
 
 
-def _figures(
+def _metrics(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
-) -> Figures:
-    rows: Figures = {}
+) -> Metrics:
+    rows: Metrics = {}
     trained = {name for (index, model), name in names.items() if runs[index].trained and model == "after"}
     for (index, model), name in sorted(names.items(), key=lambda item: item[1] in trained):
-        for dataset, values in runs[index].figures[model].items():
+        for dataset, values in runs[index].metrics[model].items():
             rows.setdefault(name, {})[labels[index, dataset]] = dict(values)
     return rows
 
@@ -169,7 +169,7 @@ def _queries(
                 if name is not None and "auc" not in whole["models"].get(name, {}):
                     auc = values.get("auc")
                     whole["models"][name] = {
-                        "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},
+                        "metrics": {metric: [value[i] for i in order] for metric, value in values["metrics"].items()},
                         "top": [values["top"][i] for i in order],
                         **({"auc": [auc[i] for i in order]} if auc else {}),
                     }
@@ -179,8 +179,8 @@ def _queries(
     return {label: whole for label, whole in merged.items() if whole["models"]}
 
 
-def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
-    values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in figures}
+def _values(metrics: Metrics, queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
+    values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in metrics}
     for dataset, whole in queries.items():
         for model, content in whole["models"].items():
             values.setdefault(model, {})[dataset] = values_of(content)
@@ -209,23 +209,23 @@ def seed_tables(
 
     `names` is the result of `row_names`."""
     trained = {
-        f"{label} ({len(own)} seeds)" if len(own) > 1 else label: [names[index, "after"] for index in own]
-        for label, own in _settings_of_seeds(runs).items()
+        f"{label} ({len(seeds)} seeds)" if len(seeds) > 1 else label: [names[index, "after"] for index in seeds]
+        for label, seeds in _settings_of_seeds(runs).items()
     }
-    if all(len(own) < 2 for own in trained.values()):
+    if all(len(seeds) < 2 for seeds in trained.values()):
         return []
     # BM25 and the encoder before training are rows that all runs share.
-    shared = [{name for (index, _), name in names.items() if index == one} for one in _trained(runs)]
+    shared = [{name for (index, _), name in names.items() if index == number} for number in _trained(runs)]
     rows = trained | {name: [name] for name in sorted(set.intersection(*shared))}
     results = SeededResults(
         {
             (label, dataset): [
                 _seed_metrics(whole["models"][name], number if label in trained else None)
-                for number, name in enumerate(own)
+                for number, name in enumerate(members)
             ]
             for dataset, whole in queries.items()
-            for label, own in rows.items()
-            if all(name in whole["models"] for name in own)
+            for label, members in rows.items()
+            if all(name in whole["models"] for name in members)
         }
     )
     pairs = seeded_pair_rows(results, lambda row, other: max(len(rows[row]), len(rows[other])) > 1)
@@ -250,7 +250,9 @@ def _settings_of_seeds(runs: Sequence[FinishedRun]) -> dict[str, list[int]]:
         groups.setdefault(kept, {}).setdefault(seed, index)
     every = [dict(kept) for kept in groups]
     differing = [
-        key for key in dict.fromkeys(key for one in every for key in one) if len({o.get(key) for o in every}) > 1
+        key
+        for key in dict.fromkeys(key for settings in every for key in settings)
+        if len({o.get(key) for o in every}) > 1
     ]
     named = (", ".join(f"{key} {dict(kept).get(key, 'unset')}" for key in differing) or "trained" for kept in groups)
     return {name: list(seeds.values()) for name, seeds in zip(named, groups.values(), strict=True)}
@@ -258,4 +260,4 @@ def _settings_of_seeds(runs: Sequence[FinishedRun]) -> dict[str, list[int]]:
 
 def _seed_metrics(content: QueryMetrics, seed: int | None) -> SeedMetrics:
     values = values_of(content)
-    return SeedMetrics(seed, {metric: float(np.nanmean(one)) for metric, one in values.items()}, values)
+    return SeedMetrics(seed, {metric: float(np.nanmean(value)) for metric, value in values.items()}, values)

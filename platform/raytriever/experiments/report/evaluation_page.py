@@ -10,7 +10,15 @@ from raytriever.evaluation.evaluation_files import read_pools, read_queries, sco
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.report_document import document
 from raytriever.evaluation.result_tables import Values
-from raytriever.evaluation.results import EVALUATION, FormRow, Results, ThresholdRow, datasets_of, metrics_of, rows_of
+from raytriever.evaluation.results import (
+    EVALUATION,
+    Results,
+    ThresholdRow,
+    VariantRow,
+    datasets_of,
+    metrics_of,
+    rows_of,
+)
 from raytriever.experiments.report.figures import (
     save_calibration,
     save_curves,
@@ -28,7 +36,7 @@ Curve = Sequence[tuple[int, float]]
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # metrics in Figure 4 of *Optimizing What Matters*, at any cutoff
 
 
-@activity("drawing the figures and the report")
+@activity("plotting the figures and the report")
 def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """Write `figures/*` and `report.html` into an evaluation's directory.
 
@@ -36,7 +44,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     _write_report(folder, folder, title)
 
 
-@activity("drawing the figures and the report")
+@activity("plotting the figures and the report")
 def write_training_report(
     folder: Path,
     title: str,
@@ -50,8 +58,8 @@ def write_training_report(
 
     The figures are the plots of the evaluation and the training curves. `notes` are further lines above the tables."""
     curves = {"loss": ("Loss", {"train": losses, "dev": dev_losses})}
-    if measured := {metric_title(name): points for name, points in dev_metrics.items() if points}:
-        curves["dev"] = ("Metrics of checkpoints on dev data, measured during training", measured)
+    if evaluated := {metric_title(name): points for name, points in dev_metrics.items() if points}:
+        curves["dev"] = ("Metrics of checkpoints on dev data, evaluated during training", evaluated)
     _write_report(folder, folder / EVALUATION, title, curves, [f"{note}." for note in notes], config_yaml)
 
 
@@ -71,7 +79,9 @@ def _write_report(
     for name, (caption, values) in (curves or {}).items():
         save_curves(figures / f"{name}.png", values, "dev data" if name == "dev" else name)
         pictures.append(Picture(caption, figures / f"{name}.svg", "Training"))
-    pictures += [one for name in datasets for one in form_pictures(figures, name, rows_of(results.forms, name))]
+    pictures += [
+        picture for name in datasets for picture in variant_pictures(figures, name, rows_of(results.variants, name))
+    ]
     pictures += gain_pictures(figures, models, baselines)
     for name in datasets:
         pictures += score_pictures(evaluation, figures, name, list(models))
@@ -83,9 +93,9 @@ def _write_report(
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
-    """Draw the gains over each baseline in AUC, MRR and nDCG (Figure 4), or in all metrics if these are missing."""
-    measured = metrics_of(models)
-    metrics = [name for name in measured if name.split("_")[0] in GAIN_METRICS] or measured
+    """Plot the gains over each baseline in AUC, MRR and nDCG (Figure 4), or in all metrics if these are missing."""
+    evaluated = metrics_of(models)
+    metrics = [name for name in evaluated if name.split("_")[0] in GAIN_METRICS] or evaluated
     pictures = []
     for baseline in baselines:
         for metric in metrics:
@@ -100,7 +110,7 @@ def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> li
 
 
 def score_pictures(evaluation: Path, figures: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
-    """Draw ROC curves, histograms and calibration of one data set for the models with stored scores."""
+    """Plot ROC curves, histograms and calibration of one data set for the models with stored scores."""
     stored = [name for name in models if scores_file(evaluation, name, dataset).is_file()]
     pools = {name: read_pools(evaluation, name, dataset) for name in stored}
     if not pools:
@@ -111,7 +121,7 @@ def score_pictures(evaluation: Path, figures: Path, dataset: str, models: Sequen
     captions = {
         "roc": "ROC curves with 95 % bands",
         "scores": "Scores of positives and of the best non-positives",
-        "calibration": "Share of relevant pairs by score",
+        "calibration": "Fraction of relevant pairs by score",
     }
     return [
         Picture(f"{text}, {dataset}", figures / f"{name}.{dataset}.svg", dataset) for name, text in captions.items()
@@ -121,8 +131,8 @@ def score_pictures(evaluation: Path, figures: Path, dataset: str, models: Sequen
 def threshold_pictures(
     figures: Path, dataset: str, rows: Sequence[ThresholdRow], models: Sequence[str]
 ) -> list[Picture]:
-    """Draw the target and the tested value of each threshold of one data set."""
-    checked = [row for row in rows if row.checked is not None and row.checked.whole]
+    """Plot the target and the tested value of each threshold of one data set."""
+    checked = [row for row in rows if row.checked is not None and row.checked.total]
     if not checked:
         return []
     path = figures / f"thresholds.{dataset}.png"
@@ -130,8 +140,8 @@ def threshold_pictures(
     return [Picture(f"Thresholds: target and tested value, {dataset}", path.with_suffix(".svg"), dataset)]
 
 
-def form_pictures(figures: Path, dataset: str, rows: Sequence[FormRow]) -> list[Picture]:
-    """Draw the first metric of the quantized and truncated variants over their bytes per document, for one data set."""
+def variant_pictures(figures: Path, dataset: str, rows: Sequence[VariantRow]) -> list[Picture]:
+    """Plot the first metric of the quantized and truncated variants over their bytes per document, for one data set."""
     metric = next((name for row in rows for name in row.metrics), "")
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:
@@ -139,7 +149,7 @@ def form_pictures(figures: Path, dataset: str, rows: Sequence[FormRow]) -> list[
             curves.setdefault(row.model, {}).setdefault(row.dtype, []).append((row.bytes, value))
     if not curves:
         return []
-    path = figures / f"forms.{dataset}.png"
+    path = figures / f"variants.{dataset}.png"
     save_sizes(path, curves, metric_title(metric))
     caption = f"{metric_title(metric)} of quantized and truncated embeddings by bytes of a document, {dataset}"
     return [Picture(caption, path.with_suffix(".svg"), "Quantized and truncated embeddings")]

@@ -20,7 +20,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from numpy import ndarray
 
 from raytriever.core.errors import disk_errors
-from raytriever.evaluation.protocol import aim_text
+from raytriever.evaluation.protocol import target_text
 from raytriever.evaluation.results import ThresholdRow
 from raytriever.metrics.auc import pooled_auc, roc_curve
 from raytriever.metrics.intervals import wilson
@@ -105,7 +105,7 @@ BAR = 0.16  # inches
 def save_gains(
     path: Path, gains: Mapping[str, Mapping[str, float]], metric: str, baseline: str, styles: Styles | None = None
 ) -> None:
-    """Draw the difference of each model from the baseline in one metric, as one bar per data set and model.
+    """Plot the difference of each model from the baseline in one metric, as one bar per data set and model.
 
     The plot follows Figure 4 of *Optimizing What Matters*, but with horizontal bars, so that many data sets stay
     readable. A data set without a value has no bar. `styles_of` gives the styles."""
@@ -129,7 +129,7 @@ def save_gains(
 
 
 def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Styles | None = None) -> None:
-    """Draw a value by step, with one curve per name. A curve without points is left out."""
+    """Plot a value by step, with one curve per name. A curve without points is left out."""
     styles = styles or styles_of(curves)
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
@@ -146,22 +146,22 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Sty
 
 
 def save_thresholds(path: Path, rows: Sequence[ThresholdRow], styles: Styles) -> None:
-    """Draw each threshold: its target as a line, and the value on the testing split with its interval.
+    """Plot each threshold: its target as a line, and the value on the testing split with its interval.
 
     The rows must belong to one data set, and each must have a tested value."""
     models = list(dict.fromkeys(row.model for row in rows))
-    aims = list(dict.fromkeys((row.aim, row.wanted) for row in rows))
-    height = 1.3 + len(aims) * (0.15 + BAR * len(models)) + 0.18 * len(models)
+    targets = list(dict.fromkeys((row.target, row.wanted) for row in rows))
+    height = 1.3 + len(targets) * (0.15 + BAR * len(models)) + 0.18 * len(models)
     with picture(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
         thick = 0.8 / len(models)
         for number, model in enumerate(models):
             own = [row for row in rows if row.model == model]
             offset = (number - (len(models) - 1) / 2) * thick
-            positions = [aims.index((row.aim, row.wanted)) + offset for row in own]
-            shares = [row.checked for row in own if row.checked is not None]
+            positions = [targets.index((row.target, row.wanted)) + offset for row in own]
+            fractions = [row.checked for row in own if row.checked is not None]
             values, low, high = (
-                np.array([getattr(share, name) for share in shares]) for name in ("value", "low", "high")
+                np.array([getattr(fraction, name) for fraction in fractions]) for name in ("value", "low", "high")
             )
             errors = np.maximum(0.0, [values - low, high - values])
             axes.errorbar(
@@ -174,16 +174,16 @@ def save_thresholds(path: Path, rows: Sequence[ThresholdRow], styles: Styles) ->
                 capsize=2,
                 label=label(model),
             )
-        for row, (_, value) in enumerate(aims):
+        for row, (_, value) in enumerate(targets):
             if value is not None:
                 axes.vlines(value, row - 0.45, row + 0.45, color="0.2", linewidth=1)
-        _name_rows(axes, [aim_text(*aim) for aim in aims])
+        _name_rows(axes, [target_text(*target) for target in targets])
         axes.set(xlabel="value on the testing split", title="Thresholds (line: target)")
         figure.legend(loc="outside lower left")
 
 
 def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], value: str) -> None:
-    """Draw a metric over the bytes of a document: a curve per model and type, a point per number of components."""
+    """Plot a metric over the bytes of a document: a curve per model and type, a point per number of components."""
     with picture(path, WIDTH, HEIGHT + 0.2) as figure:
         axes = figure.add_subplot()
         styles = lines()
@@ -201,13 +201,13 @@ def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int,
 
 ROC_POINTS = 150
 BINS = 40
-MIN_SCORES = 5  # a bin with fewer scores is not drawn
+MIN_SCORES = 5  # a bin with fewer scores is not plotted
 PANEL_HEIGHT = 1.7  # inches
 NEGATIVE, POSITIVE = COLORS[5], COLORS[0]
 
 
 def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:
-    """Draw the share of positives against the share of negatives above every threshold, one curve per system.
+    """Plot the fraction of positives against the fraction of negatives above every threshold, one curve per system.
 
     The 95 % band is simultaneous: it covers the whole curve. A system with an empty pool has no curve. `styles_of`
     gives the styles."""
@@ -240,7 +240,7 @@ def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", st
 
 
 def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title: str = "") -> None:
-    """Draw histograms of the scores of positives and of the best non-positives, one panel per system."""
+    """Plot histograms of the scores of positives and of the best non-positives, one panel per system."""
     with _panels(path, systems, title or "Scores of positives and of the best non-positives", 0.9) as panels:
         for axes, pools in panels:
             edges, positives, negatives = _histograms(pools)
@@ -258,16 +258,16 @@ def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title:
 
 
 def save_calibration(path: Path, systems: Mapping[str, ScoredPools]) -> None:
-    """Draw the share of relevant pairs at each score, with Wilson's 95 % bounds, one panel per system.
+    """Plot the fraction of relevant pairs at each score, with Wilson's 95 % bounds, one panel per system.
 
-    If a score means the same for all queries, the share rises steeply from 0 to 1: a threshold there separates
-    relevant documents from others. Bins have equal width. Bins with fewer than five scores are not drawn."""
-    with _panels(path, systems, "Share of relevant pairs by score", 0.6) as panels:
+    If a score means the same for all queries, the fraction rises steeply from 0 to 1: a threshold there separates
+    relevant documents from others. Bins have equal width. Bins with fewer than five scores are not plotted."""
+    with _panels(path, systems, "Fraction of relevant pairs by score", 0.6) as panels:
         for axes, pools in panels:
-            middles, shares, low, high = _shares(pools)
-            axes.plot(middles, shares, color=POSITIVE, marker="o", markersize=3)
+            middles, fractions, low, high = _fractions(pools)
+            axes.plot(middles, fractions, color=POSITIVE, marker="o", markersize=3)
             axes.fill_between(middles, low, high, color=POSITIVE, alpha=0.2, linewidth=0)
-            axes.set(ylabel="share relevant", ylim=(-0.02, 1.02))
+            axes.set(ylabel="fraction relevant", ylim=(-0.02, 1.02))
 
 
 @contextmanager
@@ -292,8 +292,8 @@ def _histograms(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray]:
     return edges, np.histogram(positives, edges)[0], np.histogram(negatives, edges)[0]
 
 
-def _shares(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Return the middle of each bin with enough scores, its share of relevant pairs, and the bounds of the share."""
+def _fractions(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Return the middle of each bin with enough scores, its fraction of relevant pairs, and the bounds of that."""
     edges, positives, negatives = _histograms(pools)
     whole = positives + negatives
     bins = np.flatnonzero(whole >= MIN_SCORES)

@@ -20,7 +20,7 @@ from raytriever.evaluation.evaluation_files import PER_QUERY, read_queries
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, mlflow_errors, tracking_uri
 from raytriever.tracking.step_log import end_to_end, training_folders
-from raytriever.tracking.tracker import STAGE
+from raytriever.tracking.tracker import COMMAND
 
 METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"
 CURVES = ("loss", "dev_loss")
@@ -28,7 +28,7 @@ NOT_SETTINGS = ("hash",)
 MAX_RUNS = 20  # largest number of runs of one filter
 
 Curve = list[tuple[int, float]]
-Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
+Metrics = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FinishedRun:
     name: str
     # Metrics by model and data set. The models of a training run are `after` and its baselines `before` and `bm25`; the
     # models of an evaluation have their own names.
-    figures: Figures
+    metrics: Metrics
     splits: Mapping[str, str]
     settings: Mapping[str, str]  # values as text, by `section.name`
     curves: Mapping[str, Curve] = field(default_factory=dict)  # `loss` and `dev_loss` by step; empty for an evaluation
@@ -49,8 +49,8 @@ class FinishedRun:
 
 def read_directory(folder: Path, name: str) -> FinishedRun:
     """Read the finished run of a directory."""
-    if arms := sorted((folder / "arms").glob("*/*/")):
-        remedy = f"give directories of its arms, such as {arms[-1]}; {folder / 'study.md'} compares all"
+    if variants := sorted((folder / "variants").glob("*/*/")):
+        remedy = f"give directories of its variants, such as {variants[-1]}; {folder / 'study.md'} compares all"
         raise ConfigError("holds a study", str(folder), remedy)
     if (folder / RESULTS).is_file():
         return _evaluation(folder, name)
@@ -126,8 +126,8 @@ class MlflowRuns:
         return runs[::-1]  # the search returns the newest first
 
     def _read(self, run: Any) -> FinishedRun:
-        run_id, stage = run.info.run_id, run.data.tags.get(STAGE)
-        if stage == "tune":
+        run_id, command = run.info.run_id, run.data.tags.get(COMMAND)
+        if command == "tune":
             remedy = f"give its trials by the filter \"tags.mlflow.parentRunId = '{run_id}'\""
             raise ConfigError(f"run {run_id} is a sweep", self._shown, remedy)
         if not _is_finished(run):
@@ -135,14 +135,16 @@ class MlflowRuns:
         name = str(run.info.run_name or run_id)
         with TemporaryDirectory() as folder:
             with self._mlflow_errors("cannot download the artifacts of a run"):
-                stored = {one.path for one in self._client.list_artifacts(run_id)}
+                stored = {artifact.path for artifact in self._client.list_artifacts(run_id)}
                 for artifact in stored.intersection((RESULTS, PER_QUERY)):
                     self._client.download_artifacts(run_id, artifact, folder)
             finished = _evaluation(Path(folder), name)
-        if stage == "evaluate":
+        if command == "evaluate":
             return finished
         points = {name: self._client.get_metric_history(run_id, name) for name in CURVES if name in run.data.metrics}
-        curves = {name: sorted({point.step: point.value for point in own}.items()) for name, own in points.items()}
+        curves = {
+            name: sorted({point.step: point.value for point in history}.items()) for name, history in points.items()
+        }
         return replace(finished, settings=dict(run.data.params), curves=curves, trained=True)
 
     def _mlflow_errors(self, problem: str) -> AbstractContextManager[None]:
@@ -150,6 +152,6 @@ class MlflowRuns:
 
 
 def _is_finished(run: Any) -> bool:
-    if run.data.tags.get(STAGE) == "train":
+    if run.data.tags.get(COMMAND) == "train":
         return any(name.startswith("after/") for name in run.data.metrics)
-    return run.data.tags.get(STAGE) == "evaluate" and run.info.status == "FINISHED"
+    return run.data.tags.get(COMMAND) == "evaluate" and run.info.status == "FINISHED"

@@ -181,8 +181,8 @@ def _choose(values: Float64[ndarray, "models metrics queries"]) -> tuple[list[in
     keys = [values[model, metric] for model in range(models) for metric in range(metrics)]
     keys += [
         np.where(difference < 0, difference, np.nan)
-        for one, other in permutations(range(models), 2)
-        for difference in values[one] - values[other]
+        for index, other in permutations(range(models), 2)
+        for difference in values[index] - values[other]
     ]
     lists = [np.argsort(key, kind="stable")[: np.count_nonzero(~np.isnan(key))] for key in keys]
     chosen: set[int] = set()

@@ -84,7 +84,7 @@ def _plan(config: Config) -> Iterator[str]:
     except ModelError as error:
         yield f"The memory of {config.model.model} cannot be planned: {error.what}."
         return
-    plan, share = plans[0].plan, plans[0].plan.share
+    plan, local = plans[0].plan, plans[0].plan.local
     backbone = plan.encoder.encoder.backbone
     rank = f" (LoRA of rank {config.model.lora_rank})" if config.model.lora_rank else ""
     yield (
@@ -93,8 +93,8 @@ def _plan(config: Config) -> Iterator[str]:
     )
     yield from _missing_weights(files)
     yield (
-        f"A step of one worker: {share.queries:,} queries and {share.passages:,} passages of at most {share.tokens:,} "
-        f"tokens; {config.training.strategy}, {counted(share.workers, 'worker')}"
+        f"A step of one worker: {local.queries:,} queries and {local.passages:,} passages of at most {local.tokens:,} "
+        f"tokens; {config.training.strategy}, {counted(local.workers, 'worker')}"
     )
     yield "Memory of one worker in GB (10^9 bytes):"
     yield text_table(_table(plans), left=0)
@@ -128,19 +128,19 @@ class _Planned:
 
     def advice(self, config: Config) -> str:
         """Return one line that says whether training fits, and which flags to use."""
-        name, share, largest = self.place.name, self.plan.share, self.largest
+        name, local, largest = self.place.name, self.plan.local, self.largest
         more = ""
         if self.checkpointed > largest:
-            more = f"; {flag_of('activation_checkpointing', True)} makes room for {_flags(self.checkpointed, share)}"
+            more = f"; {flag_of('activation_checkpointing', True)} makes room for {_flags(self.checkpointed, local)}"
         if not largest:
             one_text = self.plan.parts(1)
             needs = f"{name}: does not fit, because one text needs {one_text.total / GB:,.1f} GB"
             return needs + (more or f"; {_remedy(config, one_text, self.place.budget)}")
         if self.texts and self.texts > largest:
-            return f"{name}: does not fit with this chunk; use {_flags(largest, share)}{more}"
-        if largest >= share.texts:
+            return f"{name}: does not fit with this chunk; use {_flags(largest, local)}{more}"
+        if largest >= local.texts:
             return f"{name}: fits without gradient caching"
-        return f"{name}: fits with at most {_flags(largest, share)}{more}"
+        return f"{name}: fits with at most {_flags(largest, local)}{more}"
 
 
 def _plans(config: Config, files: ModelFiles, description: Description) -> list[_Planned]:
@@ -149,43 +149,43 @@ def _plans(config: Config, files: ModelFiles, description: Description) -> list[
         """Return one plan for all GPUs: a simulated chunk takes the same memory on each of them."""
         model = replace(config.model, activation_checkpointing=checkpointing)
         encoder = simulate(files, "passage", model, description, device, precision)
-        share = _share(config, description, encoder.encoder.width)
-        guide = _guide_bytes(config.loss.guide, device, precision, share) if config.loss.guide else 0
-        return MemoryPlan(encoder, 1 if description.towers == "shared" else 2, config.training, share, guide)
+        local = _local(config, description, encoder.encoder.dim)
+        guide = _guide_bytes(config.loss.guide, device, precision, local) if config.loss.guide else 0
+        return MemoryPlan(encoder, 1 if description.towers == "shared" else 2, config.training, local, guide)
 
     plans = []
     for place in places(config.training.precision):
         plan = plan_of(place.device, place.precision, config.model.activation_checkpointing)
-        largest, asked, checkpointed = plan.largest(place.budget), _asked_texts(config, plan.share), 0
-        if not config.model.activation_checkpointing and largest < plan.share.texts:
+        largest, asked, checkpointed = plan.largest(place.budget), _asked_texts(config, plan.local), 0
+        if not config.model.activation_checkpointing and largest < plan.local.texts:
             with suppress(ConfigError):  # the architecture may not support checkpointing
                 checkpointed = plan_of(place.device, place.precision, True).largest(place.budget)
         plans.append(_Planned(place, plan, largest, largest if asked is None else asked, checkpointed))
     return plans
 
 
-def _share(config: Config, description: Description, width: int) -> WorkerTexts:
+def _local(config: Config, description: Description, dim: int) -> WorkerTexts:
     workers = config.training.workers[1]
     queries = config.training.batch_size // workers
     group = config.data.positives_per_query + config.data.negatives_per_query
     tokens = max(description.query_length, description.passage_length)
-    return WorkerTexts(queries, queries * group, workers, tokens, width)
+    return WorkerTexts(queries, queries * group, workers, tokens, dim)
 
 
-def _guide_bytes(name: str, device: str, precision: str, share: WorkerTexts) -> int:
+def _guide_bytes(name: str, device: str, precision: str, local: WorkerTexts) -> int:
     model = ModelConfig(model=name)
     files = read_files(model, weights=False)
     description = describe(files, model)
     encoder = simulate(files, "passage", model, description, device, precision).encoder
     weights = sum(parameter.numel() for parameter in encoder.parameters())
-    return guide_bytes((1 if description.towers == "shared" else 2) * weights, precision, encoder.width, share)
+    return guide_bytes((1 if description.towers == "shared" else 2) * weights, precision, encoder.dim, local)
 
 
-def _asked_texts(config: Config, share: WorkerTexts) -> int | None:
+def _asked_texts(config: Config, local: WorkerTexts) -> int | None:
     chunk, tokens = config.training.grad_cache_chunk, config.training.grad_cache_tokens
     asked = [chunk] if chunk else []
-    asked += [max(1, tokens // share.tokens)] if tokens else []
-    return min([*asked, share.texts]) if asked else None
+    asked += [max(1, tokens // local.tokens)] if tokens else []
+    return min([*asked, local.texts]) if asked else None
 
 
 def _table(plans: Sequence[_Planned]) -> list[list[str]]:
@@ -204,8 +204,8 @@ def _table(plans: Sequence[_Planned]) -> list[list[str]]:
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
-def _flags(texts: int, share: WorkerTexts) -> str:
-    if texts >= share.texts:
+def _flags(texts: int, local: WorkerTexts) -> str:
+    if texts >= local.texts:
         return f"the whole batch ({counted(texts, 'text')})"
     return f"{flag_of('grad_cache_chunk')} {texts}"
 

@@ -39,7 +39,7 @@ from raytriever.experiments.run.open_training import (
 )
 from raytriever.experiments.run.run_directory import CONFIG, METRICS, RunDirectory
 from raytriever.losses.build_loss import build_loss
-from raytriever.losses.loss import check_widths
+from raytriever.losses.loss import check_dims
 from raytriever.models.description import used_settings
 from raytriever.models.device_and_precision import choose_precision
 from raytriever.models.prompts import SIDES, Prompts, merge_prompts
@@ -47,7 +47,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.tracker import STAGE, DatasetRecord, Tracker, closing, git_commit
+from raytriever.tracking.tracker import COMMAND, DatasetRecord, Tracker, closing, git_commit
 from raytriever.training.guide_encoder import Guide
 from raytriever.training.run_config import STAGES, Config, dump_config, errors_of, to_dict
 
@@ -87,44 +87,44 @@ def open_run(config: Config, log: Log) -> OpenRun:
     retriever = load_for_encoding(config.model, precision, cpu, weights=False)
     for training in config.trainings:
         with errors_of(training):
-            check_widths(training.loss.widths, retriever.width)
+            check_dims(training.loss.dims, retriever.dim)
             if training.loss.guide:
                 Guide.load(training.loss.guide, precision, cpu).check()
-    opened = [_open_measured(config, retriever, log)] if config.stages else []
+    opened = [_open_evaluated(config, retriever, log)] if config.stages else []
     trainings = []
     for training in config.trainings:
         with errors_of(training):
             trainings.append(open_training(training, config, retriever, log))
     opened += [dataset for training in trainings for dataset in training.data.datasets]
-    measured = opened[0]
-    check_positives(measured.positives(config.data.test_split), measured, config.data.test_split)
-    for each in trainings:
-        with errors_of(each.config):
-            _check_overlaps(each, measured, config, log)
-    trainings = _with_prompts(trainings, measured.name, retriever, log)
+    evaluated = opened[0]
+    check_positives(evaluated.positives(config.data.test_split), evaluated, config.data.test_split)
+    for opened_training in trainings:
+        with errors_of(opened_training.config):
+            _check_overlaps(opened_training, evaluated, config, log)
+    trainings = _with_prompts(trainings, evaluated.name, retriever, log)
     lines = [line for dataset in opened if (line := lent_dev_line(dataset))]
-    lines += [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in opened]
+    lines += [f"{dataset.name}: " + ", ".join(f"{k} {n:,}" for k, n in dataset.counts().items()) for dataset in opened]
     for line in dict.fromkeys(lines):
         log(line)
     weights = 4 * sum(parameter.numel() for parameter in retriever.parameters())
-    return OpenRun(config, measured, tuple(trainings), retriever.summary(), weights)
+    return OpenRun(config, evaluated, tuple(trainings), retriever.summary(), weights)
 
 
-def _with_prompts(trainings: list[OpenTraining], measured: str, retriever: Retriever, log: Log) -> list[OpenTraining]:
+def _with_prompts(trainings: list[OpenTraining], evaluated: str, retriever: Retriever, log: Log) -> list[OpenTraining]:
     """Check and log the prompts of a run's data sets. Return the trainings with the prompts to store."""
     names = [
-        [*(dataset.name for dataset in each.data.datasets), *(dev.name for dev in each.dev_sets), measured]
-        for each in trainings
+        [*(dataset.name for dataset in training.data.datasets), *(dev.name for dev in training.dev_sets), evaluated]
+        for training in trainings
     ]
     lines, checked = [], []
-    for training, own in zip(trainings, names, strict=True):
+    for training, datasets in zip(trainings, names, strict=True):
         with errors_of(training.config):
-            training.prompts.check([name for every in names for name in every], every=True)
-            lines += [line for name in own if (line := _check_prompts(training.prompts.of(name), name, retriever))]
+            training.prompts.check([name for datasets in names for name in datasets], every=True)
+            lines += [line for name in datasets if (line := _check_prompts(training.prompts.of(name), name, retriever))]
             lines += [line for dataset in training.data.datasets if (line := _check_rows(dataset, retriever))]
-        model, named = training.config.model, [training.prompts.named(name) for name in own]
+        model, named = training.config.model, [training.prompts.named(name) for name in datasets]
         prompts = merge_prompts(
-            model.dataset_prompts or {}, {key: text for each in named for key, text in each.items()}
+            model.dataset_prompts or {}, {key: text for prompts in named for key, text in prompts.items()}
         )
         config = replace(training.config, model=replace(model, dataset_prompts=prompts or None))
         checked.append(replace(training, config=config))
@@ -148,7 +148,7 @@ def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
     return f"{dataset.name}: {count:,} of {total:,} queries have prompts of their own"
 
 
-def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Config, log: Log) -> None:
+def _check_overlaps(training: OpenTraining, evaluated: RetrievalDataset, run: Config, log: Log) -> None:
     """Log how many dev and test queries are also training queries.
 
     Shared dev queries make the calibration too confident, and training stops too late, which the dev curve shows.
@@ -159,9 +159,9 @@ def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Con
     """
     data, datasets, splits = training.config.data, training.data.datasets, run.data
     trained = [(dataset, data.train_split) for dataset in datasets]
-    checked = [(datasets[0], data.dev_split), (measured, splits.test_split)]
-    if splits.dev_split in measured.judgements:
-        checked.insert(1, (measured, splits.dev_split))
+    checked = [(datasets[0], data.dev_split), (evaluated, splits.test_split)]
+    if splits.dev_split in evaluated.judgements:
+        checked.insert(1, (evaluated, splits.dev_split))
     distinct = {(dataset.name, split): (dataset, split) for dataset, split in checked}
     for overlap in overlaps(trained, list(distinct.values())):
         if overlap.split == splits.test_split:
@@ -170,7 +170,7 @@ def _check_overlaps(training: OpenTraining, measured: RetrievalDataset, run: Con
             log(f"{overlap.dataset}: {overlap}")
 
 
-def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalDataset:
+def _open_evaluated(config: Config, retriever: Retriever, log: Log) -> RetrievalDataset:
     """Open the evaluation data set of a run whose stages have their own data sets.
 
     The dev split, if there is one, calibrates the trained model."""
@@ -179,7 +179,7 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
         "bm25_language": config.data.bm25_language,
         "tokenization": tokenization_of(retriever),
         "run": choose_runner(config.training.workers[1]),
-        "report": log,
+        "log": log,
     }
     with suppress(DataError):  # a data set without a dev split can be evaluated too
         return open_dataset(config.data.dataset, [config.data.test_split, config.data.dev_split], **options)
@@ -265,7 +265,7 @@ def describe_run(
     quarantine = dataset.quarantine.write(folder)
     if quarantine.total:
         log(str(quarantine))
-    tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
+    tags = {COMMAND: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
     if commit := git_commit(Path(__file__).parent):
         tags["mlflow.source.git.commit"] = commit
     tracker.describe(settings, record_of(dataset, config), tags)

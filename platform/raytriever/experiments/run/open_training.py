@@ -90,16 +90,16 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
         # A passage that the test split marks as relevant to a query must not be a hard negative of this query.
         also=[run.data.test_split] if data.dataset == run.data.dataset else [],
         run=choose_runner(training.workers[1]),
-        report=log,
+        log=log,
     )
     dev = training_data.datasets[0]
     check_positives(dev.positives(data.dev_split), dev, data.dev_split)
-    source = training_data.train(None)
-    order = source.order
+    batches = training_data.train(None)
+    order = batches.order
     if not data.duplicates:
-        left = shared(order, source.examples.positives, range(order.steps(1)))
+        left = shared(order, batches.examples.positives, range(order.steps(1)))
         log(
-            f"{flag_of('duplicates', False)}: {left:,} of {len(source.examples):,} queries share a positive with "
+            f"{flag_of('duplicates', False)}: {left:,} of {len(batches.examples):,} queries share a positive with "
             "another query of their batch"
         )
     total_steps = count_steps(config, order)
@@ -200,6 +200,6 @@ def training_facts(folders: Sequence[Path], last: Config) -> dict[str, Any]:
         curve = read_curve(folders[-1], DEV_LOSS)
         step, value = min(curve, key=lambda point: point[1], default=(0, 0.0))
     else:
-        summary = summarize({one.step: one.value for one in read_records(folders[-1] / EVALUATIONS)}, patience)
+        summary = summarize({record.step: record.value for record in read_records(folders[-1] / EVALUATIONS)}, patience)
         step, value = summary.best_step, summary.best_value
     return {"steps": steps, "best": {"metric": metric, "step": step, "value": value} if step else None}

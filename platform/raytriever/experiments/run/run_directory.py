@@ -67,8 +67,8 @@ class RunDirectory:
             remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
         texts = dict[str, str]()
-        for own in (own for loss in losses for own in loss.files):
-            name, text = own.file.name, own.read()
+        for loss_file in (loss_file for loss in losses for loss_file in loss.files):
+            name, text = loss_file.file.name, loss_file.read()
             while texts.setdefault(name, text) != text:  # a file with this name in another folder was copied already
                 name = f"_{name}"
             (self.path / LOSSES).mkdir(exist_ok=True)

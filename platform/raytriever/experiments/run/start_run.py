@@ -98,11 +98,15 @@ def check_explicit_settings(
 
     `varied` are the names of settings that a search varies. A setting is accepted if it has an effect in some trial."""
     kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
-    needs = {name: each for name, each in needs_of(*kinds).items() if not any(need.name in varied for need in each)}
+    needs = {
+        name: conditions
+        for name, conditions in needs_of(*kinds).items()
+        if not any(need.name in varied for need in conditions)
+    }
     extra = vars(search) if search else {}
     errors = [without_effect(settings_of(training) | extra, sorted(explicit), needs) for training in config.trainings]
     for name, error in errors[0].items():
-        if all(name in each for each in errors):
+        if all(name in error for error in errors):
             raise error
 
 

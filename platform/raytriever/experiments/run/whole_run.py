@@ -123,7 +123,7 @@ def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None
         datasets=[source],
         baselines=["before"],
         # The target is the highest F1, which needs no value from the user. `evaluate --calibrate` has other targets.
-        aims=[("f1", None)],
+        targets=[("f1", None)],
         calibration_split=data.dev_split,
         calibrated=["after"],
         precision=config.training.precision,
@@ -132,7 +132,7 @@ def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None
         open_job(job, log)
     except DataError as error:
         log(f"the model gets no {FILE}: {error}")
-        return replace(job, aims=())
+        return replace(job, targets=())
     return job
 
 
@@ -177,7 +177,7 @@ def conclude(
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:
     """Return a line about the negatives that a guide masked in the trainings of a run, if there was a guide."""
-    shares = [share for _, share in end_to_end(folders, MASKED)]
-    if not shares:
+    fractions = [fraction for _, fraction in end_to_end(folders, MASKED)]
+    if not fractions:
         return []
-    return [f"The guide masked {fmean(shares):.2%} of the negatives of a batch, at most {max(shares):.2%}"]
+    return [f"The guide masked {fmean(fractions):.2%} of the negatives of a batch, at most {max(fractions):.2%}"]

@@ -25,13 +25,13 @@ from raytriever.evaluation.differences.differences_by_seed import (
 )
 from raytriever.metrics.significance_tests import LEVEL, paired_t_test
 
-HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
+HELD, DID_NOT, WITHIN_NOISE, NOT_EVALUATED = "held", "did not hold", "within noise", "not evaluated"
 NOT_TESTED = "not tested"  # the rows have only one seed
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim, one of `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_TESTED`, `NOT_MEASURED`, with values."""
+    """Verdict on a claim, one of `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_TESTED`, `NOT_EVALUATED`, with values."""
 
     word: str
     because: str
@@ -51,11 +51,11 @@ class Claim:
     judge: Judge
 
     def verdict(self, results: SeededResults) -> Verdict:
-        """Return the verdict. It is `NOT_MEASURED` if a row, data set or metric of the claim is missing."""
+        """Return the verdict. It is `NOT_EVALUATED` if a row, data set or metric of the claim is missing."""
         try:
             return self.judge(results)
         except KeyError as error:
-            return Verdict(NOT_MEASURED, f"there is no result of {error}")
+            return Verdict(NOT_EVALUATED, f"there is no result of {error}")
 
 
 def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge:
@@ -70,8 +70,8 @@ def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge
     return judge
 
 
-def _text(name: str, one: SeedComparison, to: str = "") -> str:
-    return f"{name} {one.difference:+.4f} {to}{format_outcome(one.p, one.outcome)}"
+def _text(name: str, comparison: SeedComparison, to: str = "") -> str:
+    return f"{name} {comparison.difference:+.4f} {to}{format_outcome(comparison.p, comparison.outcome)}"
 
 
 def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
@@ -124,7 +124,7 @@ def _differences(
         groups = {
             metric if on_average else f"{dataset} {metric}": (
                 metric,
-                [name for name, measured in cells if measured == metric] if on_average else [dataset],
+                [name for name, evaluated in cells if evaluated == metric] if on_average else [dataset],
             )
             for dataset, metric in cells
         }
@@ -152,13 +152,13 @@ def _first(row: str, metrics: Sequence[str], datasets: Sequence[str], among: Seq
     opposite = {ABOVE: BELOW, BELOW: ABOVE} if sign < 0 else {}
 
     def compare(results: SeededResults) -> Comparisons:
-        others = [one for one in among or results.rows if one != row]
+        others = [name for name in among or results.rows if name != row]
         for dataset, metric in _cells(results, (row, *others), metrics, datasets):
-            by_row = {one: results.compare(row, one, dataset, metric) for one in others}
-            outcomes = {opposite.get(one.outcome, one.outcome) for one in by_row.values()}
-            nearest = min(by_row, key=lambda one: sign * by_row[one].difference)
+            by_row = {other: results.compare(row, other, dataset, metric) for other in others}
+            outcomes = {opposite.get(comparison.outcome, comparison.outcome) for comparison in by_row.values()}
+            nearest = min(by_row, key=lambda name: sign * by_row[name].difference)
             text = _text(f"{dataset} {metric}", by_row[nearest], f"to {nearest} ")
-            yield next(one for one in (BELOW, UNTESTED, NOISE, ABOVE) if one in outcomes), text
+            yield next(outcome for outcome in (BELOW, UNTESTED, NOISE, ABOVE) if outcome in outcomes), text
 
     return _judge(f"{row} to the nearest", compare)
 
@@ -196,12 +196,12 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], data
             for row in better
             for dataset in datasets or results.datasets
             for metric in metrics
-            if all(results.has(one, dataset, metric) for one in (row, worse))
+            if all(results.has(name, dataset, metric) for name in (row, worse))
         ]
         count = len(_some(cells, (*better, worse)))
-        up, down = (sum(one.outcome == outcome for one in cells) for outcome in (ABOVE, BELOW))
-        higher = sum(one.difference > 0 for one in cells)
-        untested = all(one.outcome == UNTESTED for one in cells)
+        up, down = (sum(cell.outcome == outcome for cell in cells) for outcome in (ABOVE, BELOW))
+        higher = sum(cell.difference > 0 for cell in cells)
+        untested = all(cell.outcome == UNTESTED for cell in cells)
         word = HELD if 2 * up > count else DID_NOT if 2 * down > count else NOT_TESTED if untested else WITHIN_NOISE
         because = (
             f"{', '.join(better)} against {worse}: higher in {higher} of {count} cells, significantly in {up}; "
@@ -219,11 +219,11 @@ def steadier(rows: Sequence[str], others: Sequence[str], metrics: Sequence[str],
 
     def compare(results: SeededResults) -> Comparisons:
         for dataset, metric in _cells(results, (*rows, *others), metrics, datasets):
-            narrow, wide = (_spread(results, some, dataset, metric) for some in (rows, others))
-            p = paired_t_test(wide, narrow).p_value if len(wide) > 1 else float("nan")
-            outcome = ABOVE if wide.mean() > narrow.mean() else BELOW
-            outcome = UNTESTED if len(wide) < 2 else outcome if p < LEVEL else NOISE
-            values = f"{narrow.mean():.4f} against {wide.mean():.4f}"
+            smaller, larger = (_spread(results, some, dataset, metric) for some in (rows, others))
+            p = paired_t_test(larger, smaller).p_value if len(larger) > 1 else float("nan")
+            outcome = ABOVE if larger.mean() > smaller.mean() else BELOW
+            outcome = UNTESTED if len(larger) < 2 else outcome if p < LEVEL else NOISE
+            values = f"{smaller.mean():.4f} against {larger.mean():.4f}"
             yield outcome, f"{dataset} {metric} {values} {format_outcome(p, outcome)}"
 
     return _judge("spreads", compare)
@@ -257,9 +257,9 @@ def every(*judges: Judge) -> Judge:
     """Claim that all of several claims hold."""
 
     def judge(results: SeededResults) -> Verdict:
-        verdicts = [one(results) for one in judges]
-        words = [one.word for one in verdicts]
-        word = next(one for one in (DID_NOT, NOT_TESTED, WITHIN_NOISE, HELD) if one in words)
-        return Verdict(word, " | ".join(one.because for one in verdicts))
+        verdicts = [judge(results) for judge in judges]
+        words = [verdict.word for verdict in verdicts]
+        word = next(candidate for candidate in (DID_NOT, NOT_TESTED, WITHIN_NOISE, HELD) if candidate in words)
+        return Verdict(word, " | ".join(verdict.because for verdict in verdicts))
 
     return judge

@@ -1,6 +1,6 @@
 """Outcome of a study: `results.json`, `table.md`, `table.tex`, `study.md` and the figures.
 
-All of it is computed from the arms' directories and the study file, so it can be written again at any time."""
+All of it is computed from the variants' directories and the study file, so it can be written again at any time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from raytriever.evaluation.result_tables import latex, printed
 from raytriever.evaluation.results import EVALUATION, Results, without_nan
 from raytriever.experiments.report.figures import save_curves, save_roc, save_score_histograms
 from raytriever.experiments.run.run_directory import METRICS
-from raytriever.experiments.study.study_file import AFTER, STEPS_TO_BEST, Arm, Study
+from raytriever.experiments.study.study_file import AFTER, STEPS_TO_BEST, Study, Variant
 from raytriever.experiments.study.study_page import page_text, study_tables, title_of, value_text
-from raytriever.experiments.study.train_arm import arm_folder
+from raytriever.experiments.study.train_variant import variant_folder
 from raytriever.tracking.step_log import end_to_end, training_folders
 from raytriever.training.training_settings import DEV_LOSS
 
@@ -42,31 +42,31 @@ class _TrainingFacts(TypedDict):
     best: NotRequired[_Best | None]
 
 
-def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
-    """Return the seeds of an arm. An untrained arm has only one seed."""
-    return range(1 if arm.curriculum is None else seeds)
+def seeds_of(variant: Variant, seeds: int) -> Iterable[int]:
+    """Return the seeds of a variant. An untrained variant has only one seed."""
+    return range(1 if variant.curriculum is None else seeds)
 
 
 def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
-    """Return the metrics of all arms of a study by row and data set, with ascending seeds."""
+    """Return the metrics of all variants of a study by row and data set, with ascending seeds."""
     cells: dict[Cell, list[SeedMetrics]] = {}
-    for arm in study.arms:
-        for seed in seeds_of(arm, seeds):
-            folder = arm_folder(output, arm, seed)
+    for variant in study.variants:
+        for seed in seeds_of(variant, seeds):
+            folder = variant_folder(output, variant, seed)
             steps = _read_facts(folder)[STEPS_TO_BEST] if study.steps_to_best else None
-            for dataset, metrics in read_arm(arm, folder, seed).items():
+            for dataset, metrics in read_variant(variant, folder, seed).items():
                 if steps is not None:
                     metrics = replace(metrics, metrics={**metrics.metrics, STEPS_TO_BEST: float(steps)})
-                cells.setdefault((arm.row, dataset), []).append(metrics)
+                cells.setdefault((variant.row, dataset), []).append(metrics)
     return SeededResults(cells)
 
 
-def read_arm(arm: Arm, folder: Path, seed: int) -> dict[str, SeedMetrics]:
-    """Return the metrics of an arm by data set, with values by query and the pseudo-values of the AUC."""
-    evaluation, trained = folder / EVALUATION, None if arm.curriculum is None else seed
+def read_variant(variant: Variant, folder: Path, seed: int) -> dict[str, SeedMetrics]:
+    """Return the metrics of a variant by data set, with values by query and the pseudo-values of the AUC."""
+    evaluation, trained = folder / EVALUATION, None if variant.curriculum is None else seed
     remedy = f"remove {evaluation}, and run the study again"
     results, metrics = Results.read(evaluation, remedy), {}
-    for name, dataset in arm.datasets.items():
+    for name, dataset in variant.datasets.items():
         try:
             whole = read_per_query(evaluation / PER_QUERY / f"{dataset.name}.json", remedy)["models"][AFTER]
             values = results.models[AFTER][dataset.name].items()
@@ -79,13 +79,13 @@ def read_arm(arm: Arm, folder: Path, seed: int) -> dict[str, SeedMetrics]:
 
 @activity("writing the tables and figures of the study")
 def write_study(study: Study, output: Path, seeds: int) -> SeededResults:
-    """Write all files of the outcome. Raises `StorageError` if the disk is full or the files of an arm are damaged."""
+    """Write all files of the outcome. Raises `StorageError` if the disk is full or files of a variant are damaged."""
     results = read_study(study, output, seeds)
     pairs = seeded_pair_rows(results)
     tables = study_tables(results, pairs, study.baselines, study.paper, f"{study.source}.")
     verdicts = [(claim, claim.verdict(results)) for claim in study.claims]
     with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
-        pictures = _draw(study, results, output, folder)
+        pictures = _plot(study, results, output, folder)
     facts = _training_facts(study, output, seeds)
     page = page_text(
         title=study.title,
@@ -114,9 +114,9 @@ def write_study(study: Study, output: Path, seeds: int) -> SeededResults:
         "pairs": [asdict(row) for row in pairs],
         "trainings": facts,
         "dev_loss": {
-            arm.name: [_curve_of(output, arm, seed, DEV_LOSS) for seed in seeds_of(arm, seeds)]
-            for arm in study.arms
-            if arm.curriculum
+            variant.name: [_curve_of(output, variant, seed, DEV_LOSS) for seed in seeds_of(variant, seeds)]
+            for variant in study.variants
+            if variant.curriculum
         },
     }
     text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
@@ -157,19 +157,21 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
 
     If hard negatives are refreshed, `tables` has, for each mined table, its first step and its age in steps."""
     trainings = []
-    for arm in study.arms:
-        if arm.curriculum is not None:
-            for seed in seeds_of(arm, seeds):
-                facts = _read_facts(arm_folder(output, arm, seed))
-                facts["step_seconds"] = round(sum(one for _, one in _curve_of(output, arm, seed, "step_seconds")), 3)
-                if arm.curriculum.refresh.refresh_every:
-                    facts["tables"] = _curve_of(output, arm, seed, "refresh_staleness_steps")
-                trainings.append({"arm": arm.name, "seed": seed, **facts})
+    for variant in study.variants:
+        if variant.curriculum is not None:
+            for seed in seeds_of(variant, seeds):
+                facts = _read_facts(variant_folder(output, variant, seed))
+                facts["step_seconds"] = round(
+                    sum(seconds for _, seconds in _curve_of(output, variant, seed, "step_seconds")), 3
+                )
+                if variant.curriculum.refresh.refresh_every:
+                    facts["tables"] = _curve_of(output, variant, seed, "refresh_staleness_steps")
+                trainings.append({"variant": variant.name, "seed": seed, **facts})
     return trainings
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    file, remedy = folder / METRICS, f"remove {folder}, and run the study again, which trains the arm again"
+    file, remedy = folder / METRICS, f"remove {folder}, and run the study again, which trains the variant again"
     facts = read_json(file, _TrainingFacts, remedy, needed=True)
     best = facts.get("best")
     return {"steps": facts.get("steps"), STEPS_TO_BEST: best["step"] if best else None}
@@ -177,30 +179,30 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     has_tables = any("tables" in fact for fact in facts)
-    titles = ["arm", "seed", "steps", "best at step", "seconds of steps"]
+    titles = ["variant", "seed", "steps", "best at step", "seconds of steps"]
     rows = [titles + ["mined tables from step (weights of step)"] * has_tables]
     for fact in facts:
         mined, best = fact.get("tables"), fact[STEPS_TO_BEST]
         shown = ", ".join(f"{first} ({first - 1 - staleness:.0f})" for first, staleness in mined or ()) or "none"
         tables = ["-" if mined is None else shown] * has_tables
         steps, seconds = f"{fact['steps']:,}", f"{fact['step_seconds']:,.1f}"
-        rows.append([fact["arm"], str(fact["seed"]), steps, "-" if best is None else f"{best:,}", seconds, *tables])
+        rows.append([fact["variant"], str(fact["seed"]), steps, "-" if best is None else f"{best:,}", seconds, *tables])
     return rows
 
 
-def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> dict[str, str]:
+def _plot(study: Study, results: SeededResults, output: Path, folder: Path) -> dict[str, str]:
     captions = {}
-    curves = {arm.name: points for arm in study.arms if (points := _curve_of(output, arm, 0, DEV_LOSS))}
+    curves = {variant.name: points for variant in study.variants if (points := _curve_of(output, variant, 0, DEV_LOSS))}
     if curves:
         save_curves(folder / "dev-loss.png", curves, "dev loss")
         captions["dev-loss.png"] = "Dev loss while training, seed 0"
     for dataset in results.datasets:
         pools = {}
-        for arm in study.arms:
-            if dataset in arm.datasets:
-                evaluation = arm_folder(output, arm, 0) / EVALUATION
+        for variant in study.variants:
+            if dataset in variant.datasets:
+                evaluation = variant_folder(output, variant, 0) / EVALUATION
                 remedy = f"remove {evaluation}, and run the study again"
-                pools[arm.row] = read_pools(evaluation, AFTER, arm.datasets[dataset].name, remedy)
+                pools[variant.row] = read_pools(evaluation, AFTER, variant.datasets[dataset].name, remedy)
         name = f"-{safe_name(dataset)}.png" if len(results.datasets) > 1 else ".png"
         save_roc(folder / f"roc{name}", pools, f"ROC, all queries pooled, {dataset}")
         save_score_histograms(folder / f"scores{name}", pools, f"Positives and best non-positives, {dataset}")
@@ -209,5 +211,5 @@ def _draw(study: Study, results: SeededResults, output: Path, folder: Path) -> d
     return captions
 
 
-def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
-    return end_to_end(training_folders(arm_folder(output, arm, seed)), metric) if arm.curriculum else []
+def _curve_of(output: Path, variant: Variant, seed: int, metric: str) -> list[tuple[int, float]]:
+    return end_to_end(training_folders(variant_folder(output, variant, seed)), metric) if variant.curriculum else []

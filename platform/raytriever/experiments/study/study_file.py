@@ -1,8 +1,8 @@
-"""Study and its file: YAML with data sets, arms and claims becomes a `Study`.
+"""Study and its file: YAML with data sets, variants and claims becomes a `Study`.
 
-With `data_sets:`, every arm trains on each data set and is evaluated on the test split of the same data set. With
-`measured:`, an arm trains as its settings say and is evaluated on the data sets listed there. An arm consists of
-settings that override those of all arms, or is an untrained model: `bm25`, `minilm`, a path or a hub name."""
+With `data_sets:`, every variant trains on each data set and is evaluated on the test split of the same data set. With
+`evaluated:`, a variant trains as its settings say and is evaluated on the data sets listed there. A variant consists of
+settings that override those of all variants, or is an untrained model: `bm25`, `minilm`, a path or a hub name."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from raytriever.experiments.study.claims import (
 from raytriever.training.run_config import Config, check_config, check_config_paths, from_dict, read_settings
 
 STEPS_TO_BEST = "steps_to_best"  # metric of a training, not of a ranking
-AFTER = "after"  # name of an arm's model in its evaluation, as in the evaluation of a run
+AFTER = "after"  # name of a variant's model in its evaluation, as in the evaluation of a run
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One training, or one encoder that is not trained."""
 
     name: str  # unique name of its directory and its run at the tracker
-    row: str  # row of the table. Arms that are evaluated on different data sets may share one.
+    row: str  # row of the table. Variants that are evaluated on different data sets may share one.
     # Evaluation data sets by their names in tables. In one study, a name means one data set and split.
     datasets: Mapping[str, EvaluationDataset]
     # Settings of the training; the study replaces each `training.seed`. None if nothing is trained.
@@ -58,13 +58,13 @@ class Arm:
 
 @dataclass(frozen=True)
 class Study:
-    """Arms and claims of one table."""
+    """Variants and claims of one table."""
 
     name: str
     title: str
     source: str
-    arms: tuple[Arm, ...]
-    seeds: int  # default number of trainings of each arm; their seeds are 0 to seeds - 1
+    variants: tuple[Variant, ...]
+    seeds: int  # default number of trainings of each variant; their seeds are 0 to seeds - 1
     # One or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆` and `◇`
     # against the second.
     baselines: tuple[str, ...]
@@ -77,19 +77,20 @@ class Study:
 
 @contextmanager
 def errors_within(where: str) -> Iterator[None]:
-    """Add the location to a user error: an arm, or a part of a file."""
+    """Add the location to a user error: a variant, or a part of a file."""
     try:
         yield
     except UserError as error:
         raise error.within(where) from error
 
 
-_TRAINED, _MEASURED = "data_sets", "measured"
+_TRAINED, _EVALUATED = "data_sets", "evaluated"
 _TEXTS = ("name", "title", "source", "about")
-_KEYS = (*_TEXTS, "seeds", "metrics", _TRAINED, _MEASURED, "settings", "arms", "baseline", "claims", "paper")
+_KEYS = (*_TEXTS, "seeds", "metrics", _TRAINED, _EVALUATED, "settings", "variants", "baseline", "claims", "paper")
 _METRICS, _SEEDS, _MOST_SEEDS = "ndcg@10,mrr@10,recall@100,auc", 3, 100
 _COLUMNS = ("row", "data_set", "metric", "value")
-# Kinds of claims: about one arm, about pairs of arms, and about two lists of arms; then the settings of margins.
+# Kinds of claims: about one variant, about pairs of variants, and about two lists of variants; then the settings of
+# margins.
 _OF_ONE: Mapping[str, Callable[..., Judge]] = {"best": best, "smallest": smallest}
 _OF_PAIRS: Mapping[str, Callable[..., Judge]] = {
     "above": above,
@@ -113,43 +114,45 @@ def load_study(path: Path) -> Study:
     texts = {key: _text(content, key, where) for key in _TEXTS}
     shared = from_dict(_mapping(content.get("settings", {}), f"{where}: settings"), f"{where}: settings")
     metrics = _metrics(content.get("metrics", _METRICS), where)
-    if (_TRAINED in content) == (_MEASURED in content):
-        raise ConfigError(f"needs either {_TRAINED} or {_MEASURED}", where, "give the data sets once, by name")
-    kind = _TRAINED if _TRAINED in content else _MEASURED
+    if (_TRAINED in content) == (_EVALUATED in content):
+        raise ConfigError(f"needs either {_TRAINED} or {_EVALUATED}", where, "give the data sets once, by name")
+    kind = _TRAINED if _TRAINED in content else _EVALUATED
     entries = _several(content, kind, where)
     file_names = unique_names(list(map(safe_name, entries)))
     sets = {
         name: _dataset(file_name, shared, value, metrics, f"{where}: data set {name!r}")
         for file_name, (name, value) in zip(file_names, entries.items(), strict=True)
     }
-    arms = [
-        arm
-        for row, value in _several(content, "arms", where).items()
-        for arm in _arms(row, value, shared, sets, kind, f"{where}: arm {row!r}")
+    variants = [
+        variant
+        for row, value in _several(content, "variants", where).items()
+        for variant in _variants(row, value, shared, sets, kind, f"{where}: variant {row!r}")
     ]
-    rows = list(dict.fromkeys(arm.row for arm in arms))
-    names = [arm.name for arm in arms]
+    rows = list(dict.fromkeys(variant.row for variant in variants))
+    names = [variant.name for variant in variants]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ConfigError(
-            f"two arms or data sets have the same letters and digits ({min(repeated)})", where, "rename one of them"
+            f"two variants or data sets have the same letters and digits ({min(repeated)})", where, "rename one of them"
         )
-    trained = [arm.row for arm in arms if arm.curriculum]
+    trained = [variant.row for variant in variants if variant.curriculum]
     baselines = _list(content.get("baseline", (trained or rows)[0]))
     _check_names(baselines, rows, f"{where}: baseline")
     if not 1 <= len(baselines) <= 2:
-        raise ConfigError(f"baseline names {len(baselines)} arms", where, "give one or two")
+        raise ConfigError(f"baseline names {len(baselines)} variants", where, "give one or two")
     seeds = content.get("seeds", _SEEDS)
     if type(seeds) is not int or not 1 <= seeds <= _MOST_SEEDS:
         raise ConfigError(f"seeds: {seeds!r} is invalid", where, f"give a whole number from 1 to {_MOST_SEEDS}")
     claims = content.get("claims", [])
     if not isinstance(claims, list):
-        raise ConfigError(f"claims: {claims!r} is not a list", where, "give `- {above: [ARM, ARM], metrics: auc}`")
+        raise ConfigError(
+            f"claims: {claims!r} is not a list", where, "give `- {above: [VARIANT, VARIANT], metrics: auc}`"
+        )
     name = _plain(texts["name"] or path.stem)
     return Study(
         name=name,
         title=texts["title"] or name,
         source=texts["source"] or path.name,
-        arms=tuple(arms),
+        variants=tuple(variants),
         seeds=seeds,
         baselines=tuple(baselines),
         about=texts["about"],
@@ -157,19 +160,19 @@ def load_study(path: Path) -> Study:
             read_claim(claim, rows, metrics, list(sets), f"{where}: claim {number}", f"{path.name}, claim {number}")
             for number, claim in enumerate(claims, 1)
         ),
-        paper=read_figures(path.parent / _text(content, "paper", where)) if "paper" in content else {},
+        paper=read_printed(path.parent / _text(content, "paper", where)) if "paper" in content else {},
         steps_to_best=STEPS_TO_BEST in metrics,
     )
 
 
-def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
+def read_printed(path: Path) -> dict[tuple[str, str, str], float]:
     """Read published results by row, data set and metric from a CSV with these columns and `value`."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError("is not a CSV file in UTF-8", str(path), f"give the columns {', '.join(_COLUMNS)}") from error
-    figures = {}
+    printed = {}
     for number, line in enumerate(lines, 1):
         try:
             if number == 1:
@@ -177,13 +180,13 @@ def read_figures(path: Path) -> dict[tuple[str, str, str], float]:
             else:
                 *key, value = line
                 row, dataset, metric = key
-                figures[row, dataset, metric] = float(value)
+                printed[row, dataset, metric] = float(value)
                 is_valid = math.isfinite(float(value))
         except ValueError:
             is_valid = False
         if not is_valid:
             raise ConfigError(f"line {number} holds {line}", str(path), f"give the columns {', '.join(_COLUMNS)}")
-    return figures
+    return printed
 
 
 def _dataset(
@@ -203,7 +206,7 @@ def _dataset(
     with errors_within(where):
         fetch_paths(config.data)
     data = config.data
-    protocol = Protocol(tuple(one for one in metrics if one != STEPS_TO_BEST), level=level, drop_own=drop_own)
+    protocol = Protocol(tuple(metric for metric in metrics if metric != STEPS_TO_BEST), level=level, drop_own=drop_own)
     return config, EvaluationDataset(
         name=name,
         parts={name: data.dataset},
@@ -214,43 +217,43 @@ def _dataset(
     )
 
 
-def _arms(
+def _variants(
     row: str, value: Any, shared: Config, sets: Mapping[str, tuple[Config, EvaluationDataset]], kind: str, where: str
-) -> list[Arm]:
-    measured = {name: dataset for name, (_, dataset) in sets.items()}
+) -> list[Variant]:
+    evaluated = {name: dataset for name, (_, dataset) in sets.items()}
     if isinstance(value, str):
         with errors_within(where):
             SYSTEM.check(value, "model")
         limits = shared.model.query_length, shared.model.passage_length
         lengths = limits if value != BM25 and any(limits) else None
-        return [Arm(_plain(row), row, measured, None, model=value, lengths=lengths)]
+        return [Variant(_plain(row), row, evaluated, None, model=value, lengths=lengths)]
     settings = dict(_mapping(value, where))
     if kind == _TRAINED and "dataset" in _mapping(settings.get("data", {}), where):
         raise ConfigError("data.dataset is set", where, "remove it, and name the data set in `data_sets:`")
     trainings = (
         {f"{_plain(row)}-{_plain(name)}": (config, {name: dataset}) for name, (config, dataset) in sets.items()}
         if kind == _TRAINED
-        else {_plain(row): (shared, measured)}
+        else {_plain(row): (shared, evaluated)}
     )
-    arms = []
+    variants = []
     for name, (config, datasets) in trainings.items():
         curriculum = from_dict(settings, where, config)
         with errors_within(where):
             check_config(curriculum)
             check_config_paths(curriculum)
-        arms.append(Arm(name, row, datasets, curriculum))
-    return arms
+        variants.append(Variant(name, row, datasets, curriculum))
+    return variants
 
 
 def read_claim(
     value: Any, rows: Sequence[str], metrics: tuple[str, ...], sets: Sequence[str], where: str, source: str
 ) -> Claim:
-    """Return the claim of a mapping such as `{above: [ARM, ARM], metrics: auc}`. By default it is about all `metrics`
-    and data `sets` of the study, and its source is `source`."""
+    """Return the claim of a mapping such as `{above: [VARIANT, VARIANT], metrics: auc}`. By default it is about all
+    `metrics` and data `sets` of the study, and its source is `source`."""
     content = _mapping(value, where)
     kinds = [kind for kind in _KINDS if kind in content]
     if len(kinds) != 1:
-        raise ConfigError(f"holds {value!r}", where, f"give one of {', '.join(_KINDS)}, with the names of arms")
+        raise ConfigError(f"holds {value!r}", where, f"give one of {', '.join(_KINDS)}, with the names of variants")
     kind = kinds[0]
     margin, among = _MARGINS.get(kind), "among" if kind in _OF_ONE else None
     _check_names(content, [kind, "metrics", _TRAINED, "text", "source", *filter(None, (margin, among))], where)
@@ -275,7 +278,7 @@ def read_claim(
         make = {**_OF_ONE, **_OF_PAIRS}[kind]
         judges = [make(*group, chosen, on, **given) for group in groups]
         judge = judges[0] if len(judges) == 1 else every(*judges)
-    titles = ", ".join("steps to best" if one == STEPS_TO_BEST else metric_title(one) for one in chosen)
+    titles = ", ".join("steps to best" if metric == STEPS_TO_BEST else metric_title(metric) for metric in chosen)
     names = [", ".join(group) for group in groups] if kind in _OF_LISTS else groups[0]
     text = f"{names[0]} is {kind.replace('_', ' ')}{' ' + names[1] if len(names) > 1 else ''} in {titles}"
     text += f" on {', '.join(on)}" if on else ""
@@ -283,17 +286,20 @@ def read_claim(
 
 
 def _groups(kind: str, value: Any, where: str) -> list[list[Any]]:
-    groups = [_list(one) for one in value] if _list(value) and isinstance(_list(value)[0], list) else [_list(value)]
+    groups = [_list(group) for group in value] if _list(value) and isinstance(_list(value)[0], list) else [_list(value)]
     if kind in _OF_LISTS:
-        is_valid, remedy = len(groups) == 2 and all(groups), "give two lists of arms, such as [[A, B], [C]]"
-        sizes = {"mostly_above": len(groups[-1]) == 1, "larger_gain": {len(one) for one in groups} == {2}}
+        is_valid, remedy = len(groups) == 2 and all(groups), "give two lists of variants, such as [[A, B], [C]]"
+        sizes = {"mostly_above": len(groups[-1]) == 1, "larger_gain": {len(group) for group in groups} == {2}}
         is_valid = is_valid and sizes.get(kind, True)
     elif kind in _OF_ONE:
-        is_valid, remedy = [len(one) for one in groups] == [1], "give one arm"
+        is_valid, remedy = [len(group) for group in groups] == [1], "give one variant"
     else:
-        is_valid, remedy = {len(one) for one in groups} == {2}, "give two arms, or several lists of two arms"
+        is_valid, remedy = (
+            {len(group) for group in groups} == {2},
+            "give two variants, or several lists of two variants",
+        )
     if not is_valid:
-        raise ConfigError(f"{kind} names {sum(map(len, groups))} arms", where, remedy)
+        raise ConfigError(f"{kind} names {sum(map(len, groups))} variants", where, remedy)
     return groups
 
 
@@ -322,7 +328,7 @@ def _text(content: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _metrics(value: Any, where: str) -> tuple[str, ...]:
-    words = [word.strip() for one in _list(value) for word in str(one).split(",")]
+    words = [word.strip() for entry in _list(value) for word in str(entry).split(",")]
     rankings = [word for word in words if word != STEPS_TO_BEST]
     with errors_within(where):
         metrics = read_metrics(",".join(rankings)) if rankings or not words else ()

@@ -116,13 +116,13 @@ def page_text(
     """
     parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), printed(tables)]
     if claims:
-        verdicts = [[claim.text, claim.source, f"**{one.word}**", one.because] for claim, one in claims]
+        verdicts = [[claim.text, claim.source, f"**{verdict.word}**", verdict.because] for claim, verdict in claims]
         table = markdown_table([["claim", "source", "verdict", "values"], *verdicts])
         parts += ["## Claims, tested on the table\n", table, _RULE]
     if pairs:
         parts += ["## All pairs\n", "```\n" + "".join(f"{line}\n" for line in pairs) + "```\n"]
     parts += [f"![{caption}]({path})\n" for path, caption in figures.items()]
-    for heading, rows in (("The paper's figures", paper), ("Trainings", trainings)):
+    for heading, rows in (("The paper's values", paper), ("Trainings", trainings)):
         if len(rows) > 1:
             parts += [f"## {heading}\n", markdown_table(rows)]
     return "\n".join(parts)

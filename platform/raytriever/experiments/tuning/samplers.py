@@ -17,7 +17,7 @@ from raytriever.experiments.tuning.space import Dimension, Point, SearchSpace
 from raytriever.experiments.tuning.trial_log import Trial
 
 GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
-DRAWS = 200  # attempts to draw a point that was not tried yet
+ATTEMPTS = 200  # attempts to sample a point that was not tried yet
 STARTUP_TRIALS = 10  # random trials before Optuna's model is used (the default of Optuna)
 
 
@@ -48,16 +48,16 @@ class Sampler:
             points = self.space.grid()
             return points[number] if number < len(points) else None
         proposal = self._propose_by_optuna(trials, metric, settled) if self.searcher == OPTUNA else None
-        return proposal or self._draw(trials)
+        return proposal or self._sample(trials)
 
-    def _draw(self, trials: Sequence[Trial]) -> Point | None:
+    def _sample(self, trials: Sequence[Trial]) -> Point | None:
         tried = [trial.settings for trial in trials]
-        for draw in range(DRAWS):
-            random = np.random.default_rng(np.random.SeedSequence((self.seed, len(trials), draw)))
-            point = {one.key: _draw(one, random) for one in self.space.dimensions}
+        for attempt in range(ATTEMPTS):
+            random = np.random.default_rng(np.random.SeedSequence((self.seed, len(trials), attempt)))
+            point = {dimension.key: _sample(dimension, random) for dimension in self.space.dimensions}
             if point not in tried:
                 return point
-        is_finite = not any(one.is_range for one in self.space.dimensions)
+        is_finite = not any(dimension.is_range for dimension in self.space.dimensions)
         return next((point for point in self.space.grid() if point not in tried), None) if is_finite else None
 
     def _propose_by_optuna(self, trials: Sequence[Trial], metric: str, settled: int | None) -> Point | None:
@@ -65,7 +65,7 @@ class Sampler:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         dimensions = self.space.dimensions
-        distributions = {one.key: _distribution(one) for one in dimensions}
+        distributions = {dimension.key: _distribution(dimension) for dimension in dimensions}
         seed = int(np.random.SeedSequence((self.seed, len(trials))).generate_state(1)[0])
         sampler = optuna.samplers.TPESampler(
             seed=seed, constant_liar=True, n_startup_trials=STARTUP_TRIALS, multivariate=False
@@ -84,17 +84,20 @@ class Sampler:
             )
             study.add_trial(stored)
         tried = [trial.settings for trial in trials]
-        for _ in range(DRAWS):
+        for _ in range(ATTEMPTS):
             proposal = study.ask(distributions)
             asked = proposal.params
-            point = {one.key: asked[one.key] if one.is_range else one.values[asked[one.key]] for one in dimensions}
+            point = {
+                dimension.key: asked[dimension.key] if dimension.is_range else dimension.values[asked[dimension.key]]
+                for dimension in dimensions
+            }
             if point not in tried:
                 return point
             study.tell(proposal, state=states.FAIL)
         return None
 
 
-def _draw(dimension: Dimension, random: np.random.Generator) -> Any:
+def _sample(dimension: Dimension, random: np.random.Generator) -> Any:
     if not dimension.is_range:
         return dimension.values[int(random.integers(len(dimension.values)))]
     if dimension.whole and not dimension.log:

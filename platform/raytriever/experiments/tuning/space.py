@@ -54,7 +54,7 @@ class SearchConfig:
         "settings to search: any of loss, loss-weights (of a sum of two), lambda, temperature, learning-rate, batch, "
         "negatives, refresh, warmup, or a YAML file of settings with values or ranges",
         reads=SEARCH_SPACE,
-        form="NAME,NAME|FILE",
+        metavar="NAME,NAME|FILE",
     )
     searcher: str = option("grid", "sampler of the search space", choices=("grid", "random", "optuna"))
     trials: int | None = option(
@@ -80,7 +80,7 @@ class SearchConfig:
     asha_metric: str = option(
         BATCH_AUC,
         "metric that compares trials at a validation: dev_batch_auc (of dev batches), dev_loss if all have the same "
-        f"loss, or a metric such as ndcg_at_10 if {flag_of('eval_datasets')} or {flag_of('best_metric')} measures it "
+        f"loss, or a metric such as ndcg_at_10 if {flag_of('eval_datasets')} or {flag_of('best_metric')} evaluates it "
         "during training",
         needs="asha",
     )
@@ -103,7 +103,7 @@ class Dimension:
     # `low`, `high`: ends of a range; None for a list of values.
     low: float | None = None
     high: float | None = None
-    log: bool = False  # whether values are drawn uniformly on a logarithmic scale
+    log: bool = False  # whether values are sampled uniformly on a logarithmic scale
     whole: bool = False
 
     @property
@@ -146,12 +146,12 @@ class SearchSpace:
 
     def grid(self) -> list[Point]:
         """Return every combination of the dimensions' values. The last dimension changes fastest."""
-        for one in self.dimensions:
-            if not one.values:
-                what = f"{one.key} has a range and no values for a grid"
-                remedy = f"add `grid:` to the range of {one.name}, or give {setting('searcher')} random or optuna"
+        for dimension in self.dimensions:
+            if not dimension.values:
+                what = f"{dimension.key} has a range and no values for a grid"
+                remedy = f"add `grid:` to the range of {dimension.name}, or give {setting('searcher')} random or optuna"
                 raise ConfigError(what, setting("searcher", "grid"), remedy)
-        keys = [one.key for one in self.dimensions]
+        keys = [dimension.key for dimension in self.dimensions]
         return [
             dict(zip(keys, values, strict=True)) for values in itertools.product(*(d.values for d in self.dimensions))
         ]
@@ -159,8 +159,8 @@ class SearchSpace:
     def to_dict(self) -> dict[str, Any]:
         """Return sections and settings in the form of a YAML file."""
         sections: dict[str, Any] = {}
-        for one in self.dimensions:
-            sections.setdefault(one.section, {})[one.name] = one.to_dict()
+        for dimension in self.dimensions:
+            sections.setdefault(dimension.section, {})[dimension.name] = dimension.to_dict()
         return sections
 
 

@@ -108,8 +108,8 @@ def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
 
     The deciding metric is the first metric column."""
     keys = list(trials[0].settings)
-    measured = {name for trial in trials for name in trial.metrics}
-    metrics = [metric, *(name for name in TABLE_METRICS if name in measured and name != metric)]
+    evaluated = {name for trial in trials for name in trial.metrics}
+    metrics = [metric, *(name for name in TABLE_METRICS if name in evaluated and name != metric)]
     titles = [DEV_LOSS.replace("_", " ") if name == DEV_LOSS else metric_title(name) for name in metrics]
     rows = [unique_names(["trial", *map(short_name, keys), *titles, "steps", "seconds", "status"])]
     for trial in rank_trials(trials, metric):

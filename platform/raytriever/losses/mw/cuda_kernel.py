@@ -212,7 +212,7 @@ class CudaPositives:
         self.slope = both[self._padded_nodes :][: self._nodes].view(-1, NODES)
 
     def result(self, own: Tensor, all: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this worker's share of the loss, the derivative by each positive's score, and the AUC, in float32."""
+        """Return this worker's partial loss, the derivative by each positive's score, and the AUC, in float32."""
         own_nodes = _to_nodes(own)
         all_nodes = own_nodes if all is own else _to_nodes(all)
         sigmoid = self._between[self._padded_nodes :][: self._nodes]

@@ -162,7 +162,7 @@ class _FromScores(torch.autograd.Function):
         result = sums.result(own, own)
         derivatives[pairs] = (result.by_positive / temperature).to(derivatives.dtype)
         ctx.save_for_backward(derivatives.to(scores.dtype))
-        return result.share.to(precise.dtype)
+        return result.partial.to(precise.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

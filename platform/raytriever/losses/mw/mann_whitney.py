@@ -44,7 +44,7 @@ from raytriever.losses.mw.grid import (
     lagrange,
     refinement,
 )
-from raytriever.losses.score_matrix import LossShare, Panel, Reduction, add_rows, reduce_scores
+from raytriever.losses.score_matrix import Panel, PartialLoss, Reduction, add_rows, reduce_scores
 
 if TYPE_CHECKING:
     from raytriever.losses.mw.cuda_kernel import CudaKernels, CudaPositives
@@ -119,7 +119,7 @@ class Walk(Protocol):
 class PairwiseResult:
     """Loss, derivatives and AUC, computed from the sums over the negatives."""
 
-    share: Float[Tensor, ""]  # contribution of this worker's negatives to the loss
+    partial: Float[Tensor, ""]  # contribution of this worker's negatives to the loss
     # Derivative by each positive's score in units of tau, over the negatives of all workers; 0 in empty slots.
     by_positive: Float[Tensor, " positives"]
     auc: Float[Tensor, ""]  # fraction of all pairs in the right order
@@ -187,13 +187,13 @@ class PairwiseSums:
         if self._on_gpu is not None:
             return PairwiseResult(*self._on_gpu.result(own, all))
         # Sum twice, because PyTorch would divide one sum between threads, and their number would change the result.
-        share = (self._to_nodes(own) * self._total).sum(0).sum()
+        partial = (self._to_nodes(own) * self._total).sum(0).sum()
         at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
         by_positive = -(at_nodes * self._weights).sum(1) * self._weight
         subcell, x = self._grid.locate(self._positives, SUBCELLS)
         positives = add_rows(all.new_zeros(len(all), 2), subcell, torch.stack([self._is_used, self._is_used * x], 1))
         area = auc(positives[:, 0], positives[:, 1], all[:, 0], all[:, 1])
-        return PairwiseResult(share, by_positive, area)
+        return PairwiseResult(partial, by_positive, area)
 
     def _to_nodes(self, sums: Float[Tensor, "subcells terms"]) -> Float[Tensor, "cells nodes"]:
         return sums.reshape(-1, SUBCELLS * TERMS) @ self._refinement
@@ -220,7 +220,7 @@ def pair_weight(reduction: PairReduction, positives: int, negatives: int, querie
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
-def mw(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> LossShare:
+def mw(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
     """Compute the loss that compares every positive with every negative of the batch."""
     reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
     return reduce_scores(reduction, batch, config.loss_precision)
@@ -253,7 +253,7 @@ class MWReduction(Reduction):
         self._walk.add(panel.scores, panel.derivatives, *panel.excluded)
 
     def finish(self) -> Float[Tensor, ""]:
-        """Return this worker's share of the mean over all pairs."""
+        """Return this worker's part of the mean over all pairs."""
         own = self._walk.sums()
         result = self._sums.result(own, own if self._workers.size == 1 else self._workers.all_reduce(own))
         columns = self._candidates.relevance.slots
@@ -263,7 +263,7 @@ class MWReduction(Reduction):
         # The derivative of an empty slot is 0, so any column is valid for it.
         self.sparse.append((rows.flatten(), columns.flatten(), by_score))
         self.statistics["batch_auc"] = result.auc.to(torch.float32)
-        return result.share
+        return result.partial
 
 
 def positive_scores(

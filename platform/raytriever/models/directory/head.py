@@ -24,7 +24,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 _POOLED = "sentence_embedding"
 _SAVE = "save the model again with sentence-transformers"
-Vectors = Float[Tensor, "texts width"]
+Vectors = Float[Tensor, "texts dim"]
 
 
 class Dense(nn.Module):
@@ -37,13 +37,13 @@ class Dense(nn.Module):
         residual: add the input to the output. If their dimensions differ, a second linear layer projects the input.
     """
 
-    def __init__(self, width: int, output: int, bias: bool, activation: str, residual: bool) -> None:
+    def __init__(self, dim: int, output: int, bias: bool, activation: str, residual: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, output, bias=bias)
+        self.linear = nn.Linear(dim, output, bias=bias)
         self.activation_function: nn.Module = getattr(nn, activation)()
         self.use_residual = residual
-        if residual and width != output:
-            self.residual = nn.Linear(width, output, bias=False)
+        if residual and dim != output:
+            self.residual = nn.Linear(dim, output, bias=False)
 
     def forward(self, pooled: Vectors) -> Vectors:
         """Return the transformed vectors."""
@@ -82,13 +82,13 @@ class Normalize(nn.Module):
 
 
 def load_head(
-    modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module], weights: bool = True
+    modules: Sequence[Module], dim: int, loaded: Mapping[Path, nn.Module], weights: bool = True
 ) -> nn.ModuleList:
     """Load the modules of a head, in float32. Raise `ModelError` if a file is missing or damaged, a dimension does not
     fit, or a setting is not supported.
 
     Args:
-        width: dimension of a pooled vector.
+        dim: dimension of a pooled vector.
         loaded: modules that are already loaded, by folder. They are reused.
     """
     head = nn.ModuleList()
@@ -96,10 +96,10 @@ def load_head(
         if module.kind == DENSE:
             known = loaded.get(module.folder)
             dense = known if isinstance(known, Dense) else _load_dense(module, weights)
-            if (expected := dense.linear.in_features) != width:
-                what = f"expects vectors of {expected} components, but the modules before it return {width}"
+            if (expected := dense.linear.in_features) != dim:
+                what = f"expects vectors of {expected} components, but the modules before it return {dim}"
                 raise ModelError(what, str(module.file), "use the Dense module that belongs to this model")
-            width = dense.linear.out_features
+            dim = dense.linear.out_features
             head.append(dense)
         elif module.kind == NORMALIZE:
             _check_names(module)
@@ -110,20 +110,20 @@ def load_head(
     return head.eval()
 
 
-def output_width(head: Sequence[nn.Module], width: int) -> int:
+def output_dim(head: Sequence[nn.Module], dim: int) -> int:
     """Return the dimension of the vectors after a head."""
-    return next((each.linear.out_features for each in reversed(head) if isinstance(each, Dense)), width)
+    return next((layer.linear.out_features for layer in reversed(head) if isinstance(layer, Dense)), dim)
 
 
 def head_text(head: Sequence[nn.Module]) -> list[str]:
     """Describe each module of a head that affects embeddings, as in `Dense 384 to 128 (Tanh)`."""
     texts = []
-    for each in head:
-        if isinstance(each, Dense):
-            added = ", residual" if each.use_residual else ""
-            sizes = f"{each.linear.in_features} to {each.linear.out_features}"
-            texts.append(f"Dense {sizes} ({type(each.activation_function).__name__}{added})")
-        elif isinstance(each, Normalize):
+    for layer in head:
+        if isinstance(layer, Dense):
+            added = ", residual" if layer.use_residual else ""
+            sizes = f"{layer.linear.in_features} to {layer.linear.out_features}"
+            texts.append(f"Dense {sizes} ({type(layer.activation_function).__name__}{added})")
+        elif isinstance(layer, Normalize):
             texts.append("Normalize")
     return texts
 

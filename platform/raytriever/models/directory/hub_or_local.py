@@ -40,7 +40,9 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
         raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
     if name == "bm25":
         raise ModelError("is a system for `evaluate`, not an encoder", name, "give an encoder")
-    return _from_hub(name, revision, HUB_FILES if weights else [one for one in HUB_FILES if one != WEIGHTS])
+    return _from_hub(
+        name, revision, HUB_FILES if weights else [hub_file for hub_file in HUB_FILES if hub_file != WEIGHTS]
+    )
 
 
 def has_files(name: str) -> bool:

@@ -177,8 +177,8 @@ def load_weights(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model from the safetensors of a transformers directory. Also return the report for `check_loaded`. Raise
-    `ModelError` if the files are missing or damaged, or do not fit the configuration.
+    """Load a model from the safetensors of a transformers directory. Also return the loading info for `check_loaded`.
+    Raise `ModelError` if the files are missing or damaged, or do not fit the configuration.
 
     Args:
         kind: class of transformers that loads the model, such as `AutoModel`.
@@ -187,8 +187,8 @@ def load_weights(
     empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
         options = {"config": config, "use_safetensors": True, "dtype": dtype, "output_loading_info": True}
-        model, report = kind.from_pretrained(directory, **options, **SAFE)
-    return model, report
+        model, loading_info = kind.from_pretrained(directory, **options, **SAFE)
+    return model, loading_info
 
 
 def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory: Path) -> None:
@@ -218,17 +218,17 @@ def check_tensor(name: str, stored: StoredTensor, shape: Sequence[int], where: P
         raise ModelError(reason, str(where), "give the model before quantization")
 
 
-def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:
+def check_loaded(model: nn.Module, loading_info: Mapping[str, Any], directory: Path) -> None:
     """Check that every weight of a model came from its files.
 
     Unused tensors, such as the head of a masked language model, are logged in one line, once per process. Raise
     `ModelError` if tensors are missing.
 
     Args:
-        report: loading info of `from_pretrained(output_loading_info=True)`.
+        loading_info: loading info of `from_pretrained(output_loading_info=True)`.
     """
-    _refuse_missing(sorted(report["missing_keys"]), directory)
-    extra = sorted(report["unexpected_keys"])
+    _refuse_missing(sorted(loading_info["missing_keys"]), directory)
+    extra = sorted(loading_info["unexpected_keys"])
     if extra:
         log_once(f"{directory}: contains {_names(extra)}, which {type(model).__name__} does not use.")
 

@@ -180,7 +180,7 @@ def _read_entry(directory: Path, kind: str, path: str, file: Path) -> dict[Side,
     if untyped := [name for name in names if name not in settings["types"]]:
         raise ModelError(f"does not name the class of its module {untyped[0]!r}", str(file), REMEDY)
     modules = {name: _read_module(module.folder, settings["types"][name], name, file) for name in names}
-    if any(each.kind in _ROUTERS for each in modules.values()):
+    if any(module.kind in _ROUTERS for module in modules.values()):
         raise ModelError("has a router in a router", str(file), "use a model with one router")
     return {side: [modules[name] for name in names] for side, names in routes.items()}
 
@@ -239,11 +239,11 @@ def read_pooling(module: Module) -> tuple[str, bool]:
     return "+".join(modes), module.settings.get("include_prompt") is not False
 
 
-def pooling_settings(pooling: str, width: int, pool_prompt: bool) -> dict[str, Any]:
+def pooling_settings(pooling: str, dim: int, pool_prompt: bool) -> dict[str, Any]:
     """Return settings of a Pooling module that releases 5 and 6 of sentence-transformers interpret in the same way."""
     modes = pooling.split("+")
     switches = {switch: mode in modes for switch, mode in _SWITCHES.items()}
-    settings: dict[str, Any] = {"word_embedding_dimension": width, **switches, "include_prompt": pool_prompt}
+    settings: dict[str, Any] = {"word_embedding_dimension": dim, **switches, "include_prompt": pool_prompt}
     if [mode for mode in _SWITCHES.values() if mode in modes] != modes:  # only release 6 can use another order
-        settings["pooling_mode"] = [name for mode in modes for name, own in _NAMES.items() if own == mode]
+        settings["pooling_mode"] = [name for mode in modes for name, known in _NAMES.items() if known == mode]
     return settings

@@ -50,7 +50,7 @@ def embed_corpus(
     path = cache_folder() / EMBEDDINGS / plan.key[:32]
     store = _open_finished(plan, path)
     if store is None:
-        with one_writer(path, wait=True, report=warn):
+        with one_writer(path, wait=True, log=warn):
             writer = StoreWriter(path, plan)
             if not writer.has_own_content():  # the folder's name comes from the plan, so other content means damage
                 warn(f"{path}: is damaged or changed; encoding again")
@@ -90,7 +90,7 @@ def plan_embeddings(
         precision=retriever.precision,
         dtype=dtype,
         rows=len(side_texts.texts),
-        width=retriever.width,
+        dim=retriever.dim,
         shard_rows=shard_rows(len(side_texts.texts)),
         batch_tokens=batch_tokens,
     )
@@ -164,7 +164,7 @@ _DIFFERENCES = {
     "length": "embeddings of texts cut at another length",
     "pooling": "embeddings of another pooling",
     "similarity": "embeddings for another similarity",
-    "width": "embeddings of another width",
+    "dim": "embeddings of another dimension",
 }
 
 

@@ -33,7 +33,7 @@ from raytriever.core.reading.json_and_yaml import conform, read_json
 from raytriever.core.store.cache import hold
 from raytriever.core.store.commit import FORMAT, MANIFEST, FileEntry, read_manifest
 from raytriever.data.file_digests import check_directory
-from raytriever.data.hashed_ids import WIDTH
+from raytriever.data.hashed_ids import KEY_BYTES
 from raytriever.models.prompts import Side
 
 WORK, PLAN = "work", "plan.json"
@@ -63,7 +63,7 @@ class EmbeddingPlan:
     precision: str  # arithmetic of the encoder, `fp32`, `bf16` or `int8`
     dtype: str  # storage type; see above
     rows: int
-    width: int
+    dim: int
     shard_rows: int  # rows of every shard except the last; see `writer.shard_rows`
     # Tokens per batch, including padding. They affect the last bits of an embedding. None means a value that suits the
     # device of the encoding process.
@@ -81,14 +81,14 @@ class EmbeddingPlan:
 
         The prompt counts as part of the text. docs/explanation/decisions.md explains why tokens per batch are left out.
         """
-        names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
+        names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "dim")
         decides = {name: getattr(self, name) for name in names}
         return hashlib.sha256(json.dumps([FORMAT, decides], sort_keys=True).encode()).hexdigest()
 
     @property
     def bytes(self) -> int:
         """Bytes of all shards: values, the scales of int8, keys of texts, and headers and reports."""
-        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + WIDTH
+        row = self.dim * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + KEY_BYTES
         return self.rows * row + self.shards * _SHARD_BYTES
 
     @property
@@ -110,7 +110,7 @@ class StoredRows:
 
 
 def stored_values(
-    embeddings: Float32[ndarray, "rows width"], dtype: str, copied: StoredRows | None = None
+    embeddings: Float32[ndarray, "rows dim"], dtype: str, copied: StoredRows | None = None
 ) -> dict[str, ndarray]:
     """Return the arrays of a shard by kind of file: `EMBEDDINGS`, and `SCALES` for `int8`.
 
@@ -139,10 +139,10 @@ def stored_values(
     return stored
 
 
-def read_stored(shard: Path, dtype: str, width: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
+def read_stored(shard: Path, dtype: str, dim: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
     """Read some rows of a shard as they are stored. Return their values by kind of file."""
     stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
-    values = {EMBEDDINGS: read_array(file_of(shard, EMBEDDINGS), [stored], (None, width), _REMEDY, mapped="r")[rows]}
+    values = {EMBEDDINGS: read_array(file_of(shard, EMBEDDINGS), [stored], (None, dim), _REMEDY, mapped="r")[rows]}
     if dtype == "int8":
         values[SCALES] = read_array(file_of(shard, SCALES), ["float32"], (None,), _REMEDY)[rows]
     return values
@@ -150,7 +150,7 @@ def read_stored(shard: Path, dtype: str, width: int, rows: Int64[ndarray, " rows
 
 def read_embeddings(
     shard: Path, shape: Shape = (None, None), rows: slice | ndarray = slice(None)
-) -> Float32[ndarray, "rows width"]:
+) -> Float32[ndarray, "rows dim"]:
     """Read some or all rows of a shard. A slice of `fp32` is memory-mapped.
 
     The mapping is copy-on-write, because torch warns about read-only arrays. `shape` has the expected numbers of rows
@@ -209,11 +209,11 @@ class EmbeddingStore:
         return self.plan.rows
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Number of components of an embedding."""
-        return self.plan.width
+        return self.plan.dim
 
-    def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
+    def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows dim"]:
         """Return the embeddings of a shard, or some of its rows.
 
         Raises:
@@ -222,15 +222,15 @@ class EmbeddingStore:
         shard = shard_path(self.path, self.plan.key, number)
         if not shard.parent.is_dir():
             raise StorageError("was encoded again while it was read", str(self.path), "open it again")
-        return read_embeddings(shard, (len(self.plan.rows_of(number)), self.width), rows)
+        return read_embeddings(shard, (len(self.plan.rows_of(number)), self.dim), rows)
 
-    def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
         """Yield the first row and the embeddings of each shard, memory-mapped or decoded on demand."""
         for number in range(self.plan.shards) if shards is None else shards:
             values = self.shard(number)
             yield self.plan.rows_of(number).start, values
 
-    def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+    def read(self, rows: ndarray) -> Float32[ndarray, "rows dim"]:
         """Return the embeddings of these rows, in the given order. No other rows are read.
 
         Raises:
@@ -239,7 +239,7 @@ class EmbeddingStore:
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows must be in [0, {len(self)})")
-        embeddings = np.empty((len(rows), self.width), np.float32)
+        embeddings = np.empty((len(rows), self.dim), np.float32)
         shards = rows // self.plan.shard_rows
         for number in np.unique(shards):
             is_here = shards == number
@@ -247,9 +247,9 @@ class EmbeddingStore:
             embeddings[is_here] = self.shard(int(number), within)
         return embeddings
 
-    def array(self) -> Float32[ndarray, "rows width"]:
+    def array(self) -> Float32[ndarray, "rows dim"]:
         """Return all embeddings in memory, with 4 bytes per component."""
-        embeddings = np.empty((len(self), self.width), np.float32)
+        embeddings = np.empty((len(self), self.dim), np.float32)
         for first, block in self.blocks():
             embeddings[first : first + len(block)] = block
         return embeddings
@@ -260,8 +260,8 @@ def _plan_of(path: Path, meta: dict[str, Any]) -> EmbeddingPlan:
         raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
     content = {name: value for name, value in meta.items() if name != "kind"}
     plan = conform(content, str(path / MANIFEST), EmbeddingPlan, _REMEDY)
-    if min(plan.rows + 1, plan.width, plan.shard_rows) < 1:
-        raise StorageError("the number of rows, width or rows per shard is too low", str(path / MANIFEST), _REMEDY)
+    if min(plan.rows + 1, plan.dim, plan.shard_rows) < 1:
+        raise StorageError("the number of rows, dimension or rows per shard is too low", str(path / MANIFEST), _REMEDY)
     return plan
 
 

@@ -27,15 +27,15 @@ def encode_queries(
     positions: Iterable[int],
     title: str = "queries",
     prompts: Prompts | None = None,
-) -> Float32[ndarray, "queries width"]:
+) -> Float32[ndarray, "queries dim"]:
     """Return the embeddings of queries of a data set, each with its prompt.
 
     A query has its own prompt, else that of `prompts`, else that of the retriever for the name of the data set."""
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]
     prompt = dataset.prompts_of(queries, default)
-    for own in set() if isinstance(prompt, str) else set(prompt):
-        retriever.check_prompt(own, "query")
+    for text in set() if isinstance(prompt, str) else set(prompt):
+        retriever.check_prompt(text, "query")
     return encode_texts(retriever, [dataset.queries.texts[query] for query in queries], "query", title, prompt)
 
 
@@ -45,12 +45,12 @@ def encode_texts(
     side: Side,
     title: str = "encode",
     prompt: str | Sequence[str] | None = None,
-) -> Float32[ndarray, "texts width"]:
+) -> Float32[ndarray, "texts dim"]:
     """Return the embeddings of texts of one side, computed in the precision of the retriever's weights.
 
     `prompt` is put before all texts, or is a list with a prompt for each text. By default it is the prompt of the side.
     """
-    embeddings = np.empty((len(texts), retriever.width), np.float32)
+    embeddings = np.empty((len(texts), retriever.dim), np.float32)
     before: tuple[int, Pending] | None = None  # the window that the GPU encodes while the next window is launched
 
     def tokenize(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
@@ -74,7 +74,7 @@ def encode_texts(
     return embeddings
 
 
-def encode_contents(retriever: TextEncoder, contents: Sequence[Any], side: Side) -> Float32[ndarray, "texts width"]:
+def encode_contents(retriever: TextEncoder, contents: Sequence[Any], side: Side) -> Float32[ndarray, "texts dim"]:
     """Return the embeddings of contents (`Retriever.contents`), finite or not, in the precision of the weights.
 
     The retriever is put into evaluation mode. `side` decides the tower and the maximum length of texts."""

@@ -37,7 +37,7 @@ class EncodeConfig:
         "number of Ray actors that encode, or the smallest and the largest number (default: one per GPU if there are "
         "several GPUs or a cluster, else none: this process encodes)",
         reads=pool_size,
-        form="N|MIN:MAX",
+        metavar="N|MIN:MAX",
     )
     actor_gpus: float | None = option(
         None,

@@ -89,12 +89,12 @@ def open_encoder(config: ModelConfig, precision: str | None, device: torch.devic
     return load_for_encoding(config, precision, device)
 
 
-def report_prompts(retriever: TextEncoder, dataset: str, report: Callable[[str], None]) -> None:
+def log_prompts(retriever: TextEncoder, dataset: str, log: Callable[[str], None]) -> None:
     """Report the special prompts that a model has for one data set."""
     retriever.prompts.check([dataset])
     prompts = retriever.prompts_of(dataset)
     if prompts.query_name or prompts.passage_name:
-        report(f"{dataset}: {prompts}")
+        log(f"{dataset}: {prompts}")
 
 
 def speed_up(retriever: Retriever) -> Retriever:
@@ -111,7 +111,9 @@ def speed_up(retriever: Retriever) -> Retriever:
 
 def _backbones(retriever: Retriever) -> list[Any]:
     """Return the transformers of a retriever. Heads are left out: they are small and stay in float32."""
-    return list({id(each): each for each in (retriever.query.backbone, retriever.passage.backbone)}.values())
+    return list(
+        {id(backbone): backbone for backbone in (retriever.query.backbone, retriever.passage.backbone)}.values()
+    )
 
 
 def _replace_linear(module: nn.Module, kind: Callable[[nn.Linear], nn.Module]) -> None:

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from raytriever.core.errors import ModelError, setting
 from raytriever.core.processes import TRIES
-from raytriever.core.store.unfinished_parts import Attempts
+from raytriever.core.store.unfinished_pieces import Attempts
 from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.hashed_ids import Keys, key_of, keys_of
 from raytriever.data.prepare.corpus_tokenization import Tokenization
@@ -165,7 +165,7 @@ class ShardEncoder:
     def _commit(self, texts: _ShardTexts, pending: Pending | None) -> None:
         rows = texts.rows
         if pending is None:
-            embeddings = np.empty((0, self.writer.plan.width), np.float32)
+            embeddings = np.empty((0, self.writer.plan.dim), np.float32)
         else:
             embeddings = pending.result()
             check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[rows[row]])
@@ -197,7 +197,7 @@ class _ShardTexts:
     budget: int = 0
 
 
-def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str]) -> None:
+def check_finite(embeddings: Float32[ndarray, "rows dim"], side: Side, text_of: Callable[[int], str]) -> None:
     """Raise a `ModelError` that names the first text whose embedding is not finite, if there is one."""
     bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
     if len(bad):

@@ -1,7 +1,7 @@
 """Embeddings from another program: a folder with the vectors of passages and queries, and their ids.
 
     passages.parquet              columns `id` and `embedding`, a list of floats
-    passages.npy                  array [passages, width] of float16, float32 or float64
+    passages.npy                  array [passages, dimension] of float16, float32 or float64
     passages.ids.txt              the ids of the rows of passages.npy, one on a line
     passages.jsonl, .jsonl.gz     rows {"id": ..., "embedding": [...]}
 
@@ -32,12 +32,12 @@ from raytriever.core.reading.regular_files import check_regular
 from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.core.store.disk import files_below
-from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.store.unfinished_pieces import make_once
 from raytriever.data.formats.file_rows import numbered_rows, object_of
 from raytriever.data.records_and_bad_rows import BadRow
 
 PASSAGES, QUERIES = "passages", "queries"
-_FORMS = (".parquet", ".npy", ".jsonl", ".jsonl.gz")
+_SUFFIXES = (".parquet", ".npy", ".jsonl", ".jsonl.gz")
 _COLLECTION, _ARRAY, _IDS, _ID_FILE = "vectors", "embeddings.f32", "ids.txt", ".ids.txt"
 _BLOCK_BYTES, _ROWS = 1 << 26, 8_192
 UNIT = 1e-3  # largest difference from length 1 of a unit vector
@@ -53,7 +53,7 @@ class _MappedArray:
     offset: int
     shape: tuple[int, int]
 
-    def read(self, rows: slice | ndarray) -> Float32[ndarray, "some width"]:
+    def read(self, rows: slice | ndarray) -> Float32[ndarray, "some dim"]:
         """Return some rows. Only a slice of float32 stays memory-mapped while the caller uses it."""
         first = rows.start if isinstance(rows, slice) else 0
         count = (rows.stop if isinstance(rows, slice) else self.shape[0]) - first
@@ -76,23 +76,23 @@ class StoredVectors:
         return len(self.ids)
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Number of components."""
         return self.arrays[0].shape[1]
 
-    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
         """Yield the first row and the vectors of each block."""
-        step, first = max(1, _BLOCK_BYTES // (4 * self.width)), 0
+        step, first = max(1, _BLOCK_BYTES // (4 * self.dim)), 0
         for array in self.arrays:
             for start in range(0, array.shape[0], step):
                 yield first + start, array.read(slice(start, min(start + step, array.shape[0])))
             first += array.shape[0]
 
-    def read(self, rows: Int64[ndarray, " some"]) -> Float32[ndarray, "some width"]:
+    def read(self, rows: Int64[ndarray, " some"]) -> Float32[ndarray, "some dim"]:
         """Return the vectors of some rows."""
         starts = np.cumsum([0, *(array.shape[0] for array in self.arrays)])
         owner = np.searchsorted(starts, rows, side="right") - 1
-        vectors = np.empty((len(rows), self.width), np.float32)
+        vectors = np.empty((len(rows), self.dim), np.float32)
         for number in np.unique(owner).tolist():
             vectors[owner == number] = self.arrays[number].read(rows[owner == number] - starts[number])
         return vectors
@@ -126,29 +126,29 @@ def open_vectors(folder: str, side: str) -> StoredVectors:
     """Open the vectors of one side of a folder: `PASSAGES` or `QUERIES`.
 
     Raises:
-        DataError: there are no vectors, a row is broken, an id is repeated, or the widths differ.
+        DataError: there are no vectors, a row is broken, an id is repeated, or the dimensions differ.
     """
     import pyarrow as pa
 
-    files = [(form, file) for form, some in _files(Path(folder), side).items() for file in some]
+    files = [(suffix, file) for suffix, some in _files(Path(folder), side).items() for file in some]
     if not files:
         what = f"has no {side}.parquet, {side}.npy or {side}.jsonl"
         raise DataError(what, folder, "give a folder with the vectors of passages and of queries, and their ids")
-    if len({form for form, _ in files}) > 1:
+    if len({suffix for suffix, _ in files}) > 1:
         names = " and ".join(file.name for _, file in files[:2])
         raise DataError(f"has {side} in two formats, {names}", folder, "remove the files of one format")
     with activity(f"reading the vectors of {side}"):
-        opened = [_open_array(file) if form == ".npy" else _open_converted(form, file) for form, file in files]
-    ids = pa.chunked_array([one for one, _ in opened], pa.string()).combine_chunks()
+        opened = [_open_array(file) if suffix == ".npy" else _open_converted(suffix, file) for suffix, file in files]
+    ids = pa.chunked_array([file_ids for file_ids, _ in opened], pa.string()).combine_chunks()
     arrays = [array for _, array in opened]
     for array in arrays:
         if array.shape[1] != arrays[0].shape[1]:
-            what = f"has vectors of width {array.shape[1]}, {arrays[0].file} has {arrays[0].shape[1]}"
+            what = f"has vectors of dimension {array.shape[1]}, {arrays[0].file} has {arrays[0].shape[1]}"
             raise DataError(what, str(array.file), "encode all texts with one model")
     if not len(ids):
         raise DataError("has no vector", str(files[0][1]), _REMEDY)
     if len(ids) > len(ids.unique()):
-        repeated = next(one["values"] for one in ids.value_counts().to_pylist() if one["counts"] > 1)
+        repeated = next(count["values"] for count in ids.value_counts().to_pylist() if count["counts"] > 1)
         raise DataError(f"has the id {repeated!r} twice", str(files[0][1]), "give each id once")
     return StoredVectors(f"{folder}, {side}", ids, arrays)
 
@@ -161,7 +161,9 @@ def state_of(folder: str) -> list[Any]:
 
 def _files(folder: Path, side: str) -> dict[str, list[Path]]:
     names = sorted(file for file in files_below(folder) if file.parent == folder)
-    return {form: [file for file in names if re.fullmatch(rf"{side}(-.*)?{form}", file.name)] for form in _FORMS}
+    return {
+        suffix: [file for file in names if re.fullmatch(rf"{side}(-.*)?{suffix}", file.name)] for suffix in _SUFFIXES
+    }
 
 
 def _state(file: Path) -> list[Any]:
@@ -191,37 +193,37 @@ def _read_ids(file: Path) -> Any:
         raise DataError("is not UTF-8", str(file), _REMEDY) from error
 
 
-def _open_converted(form: str, file: Path) -> tuple[Any, _MappedArray]:
+def _open_converted(suffix: str, file: Path) -> tuple[Any, _MappedArray]:
     """Return the ids and the array of a file. It is converted once, and the cache keeps the result."""
     key = hashlib.sha256(json.dumps(_state(file)).encode()).hexdigest()[:32]
     entry = cache_folder() / _COLLECTION / key
-    read = _parquet_rows if form == ".parquet" else _json_rows
+    read = _parquet_rows if suffix == ".parquet" else _json_rows
     meta: dict[str, Any] = {"kind": "vectors", "file": str(file)}
 
     def make() -> None:
         with committed_directory(entry, meta, replace=entry.exists(), durable=False) as folder:
-            rows, width = 0, None
+            rows, dim = 0, None
             with (folder / _ARRAY).open("wb") as array, (folder / _IDS).open("w", encoding="utf-8") as ids:
                 for names, vectors in read(file):
-                    width = vectors.shape[1] if width is None else width
-                    if vectors.shape[1] != width:
-                        what = f"the embedding of {names[0]!r} has {vectors.shape[1]} components, others have {width}"
+                    dim = vectors.shape[1] if dim is None else dim
+                    if vectors.shape[1] != dim:
+                        what = f"the embedding of {names[0]!r} has {vectors.shape[1]} components, others have {dim}"
                         raise DataError(what, str(file), "encode all texts with one model")
                     array.write(np.ascontiguousarray(vectors, np.float32).data)
                     ids.writelines(f"{name}\n" for name in names)
                     rows += len(names)
-            meta.update(rows=rows, width=width or 0)
+            meta.update(rows=rows, dim=dim or 0)
 
     make_once(entry, make)
     stored = read_manifest(entry, verify=False)["meta"]
-    array = _MappedArray(entry / _ARRAY, np.dtype(np.float32), 0, (int(stored["rows"]), int(stored["width"])))
+    array = _MappedArray(entry / _ARRAY, np.dtype(np.float32), 0, (int(stored["rows"]), int(stored["dim"])))
     ids = _read_ids(entry / _IDS) if array.shape[0] else []
     hold(entry, _MappedArray)
     return ids, array
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
-    """Yield ids and vectors from a Parquet file, in groups of rows with the same width."""
+    """Yield ids and vectors from a Parquet file, in groups of rows with the same dimension."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -239,9 +241,9 @@ def _parquet_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
             raise DataError(f"column 'embedding' has the type {kind}", str(file), "write lists of floats")
         for batch in parquet.iter_batches(_ROWS, columns=["id", "embedding"]):
             names = _checked_ids(batch["id"].to_pylist(), file)
-            widths = pc.fill_null(pc.list_value_length(batch["embedding"]), 0).to_numpy(zero_copy_only=False)
+            dims = pc.fill_null(pc.list_value_length(batch["embedding"]), 0).to_numpy(zero_copy_only=False)
             values = batch["embedding"].flatten().to_numpy(zero_copy_only=False)
-            yield from _of_one_width(names, widths, values)
+            yield from _of_one_dim(names, dims, values)
 
 
 def _json_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
@@ -259,12 +261,12 @@ def _json_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
             raise DataError(what, f"{file}:{number}", _REMEDY) from error
         vectors.append(vector)
         if len(names) == _ROWS:
-            yield from _of_one_width(
+            yield from _of_one_dim(
                 _checked_ids(names, file), np.array(list(map(len, vectors))), np.concatenate(vectors)
             )
             names, vectors = [], []
     if names:
-        yield from _of_one_width(_checked_ids(names, file), np.array(list(map(len, vectors))), np.concatenate(vectors))
+        yield from _of_one_dim(_checked_ids(names, file), np.array(list(map(len, vectors))), np.concatenate(vectors))
 
 
 def _checked_ids(names: list[Any], file: Path) -> list[str]:
@@ -275,10 +277,10 @@ def _checked_ids(names: list[Any], file: Path) -> list[str]:
     return list(map(str, names))
 
 
-def _of_one_width(names: list[str], widths: ndarray, values: ndarray) -> Iterator[tuple[list[str], ndarray]]:
-    ends = np.cumsum(widths)
-    changes = (np.flatnonzero(widths[1:] != widths[:-1]) + 1).tolist()
-    for begin, end in pairwise([0, *changes, len(widths)] if len(widths) else []):
-        some = values[ends[begin] - widths[begin] : ends[end - 1]]
+def _of_one_dim(names: list[str], dims: ndarray, values: ndarray) -> Iterator[tuple[list[str], ndarray]]:
+    ends = np.cumsum(dims)
+    changes = (np.flatnonzero(dims[1:] != dims[:-1]) + 1).tolist()
+    for begin, end in pairwise([0, *changes, len(dims)] if len(dims) else []):
+        some = values[ends[begin] - dims[begin] : ends[end - 1]]
         with np.errstate(over="ignore"):  # float64 may exceed float32; `lengths` reports infinity
-            yield names[begin:end], some.reshape(end - begin, int(widths[begin])).astype(np.float32)
+            yield names[begin:end], some.reshape(end - begin, int(dims[begin])).astype(np.float32)

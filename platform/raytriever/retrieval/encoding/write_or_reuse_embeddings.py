@@ -122,7 +122,7 @@ class StoreWriter:
     def write(
         self,
         number: int,
-        embeddings: Float32[ndarray, "encoded width"],
+        embeddings: Float32[ndarray, "encoded dim"],
         keys: Keys | None = None,
         copied: StoredRows | None = None,
     ) -> None:
@@ -200,7 +200,7 @@ class EarlierEmbeddings:
         for shard in np.unique(shards):
             is_there = shards == shard
             try:
-                stored = read_stored(self.shards[shard], self.plan.dtype, self.plan.width, within[is_there])
+                stored = read_stored(self.shards[shard], self.plan.dtype, self.plan.dim, within[is_there])
             except (OSError, StorageError):
                 return None
             for name, part in stored.items():
@@ -258,4 +258,4 @@ def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[s
         for plan, files in stored_files(store):
             is_own = store == Path(os.path.realpath(writer.path)) and plan.key == writer.plan.key
             if plan.encoder == writer.plan.encoder and not is_own:
-                yield from ((store, store / shard, own) for shard, own in by_shard(files).items())
+                yield from ((store, store / shard, tensors) for shard, tensors in by_shard(files).items())

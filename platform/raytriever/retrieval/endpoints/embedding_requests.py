@@ -20,7 +20,7 @@ from raytriever.retrieval.endpoints.openai_client import ServiceError, Temporary
 class Vectors:
     """Embeddings of the texts of a request, and the number of tokens (None if the service does not report it)."""
 
-    values: Float32[ndarray, "texts width"]
+    values: Float32[ndarray, "texts dim"]
     tokens: int | None
 
 
@@ -29,7 +29,7 @@ def read_vectors(body: bytes, texts: Sequence[str]) -> Vectors:
 
     Raises:
         TemporaryFailure: the body is not a response of the service, but for example the page of a proxy.
-        ServiceError: there is not exactly one vector for each text, or vectors are not finite or differ in width.
+        ServiceError: there is not exactly one vector for each text, or vectors are not finite or differ in dimension.
     """
     try:
         whole = json.loads(body)  # noqa: TID251 - every error is caught
@@ -44,15 +44,15 @@ def read_vectors(body: bytes, texts: Sequence[str]) -> Vectors:
     ordered = [vectors[number] for number in np.argsort(places)]
     for text, vector in zip(texts, ordered, strict=True):
         if len(vector) != len(ordered[0]) or not len(vector):
-            widths = f"{len(ordered[0])} and {len(vector)}"
-            raise ServiceError(f"answers with vectors of {widths} components", None, "use another service")
+            dims = f"{len(ordered[0])} and {len(vector)}"
+            raise ServiceError(f"answers with vectors of {dims} components", None, "use another service")
         if not np.isfinite(vector).all():
             what = f"answers with a vector that is not finite, for the text {text[:60]!r}"
             raise ServiceError(what, None, "remove the text, or use another service")
     return Vectors(np.stack(ordered), count if type(count) is int and count >= 0 else None)
 
 
-def _vector(value: Any) -> Float32[ndarray, " width"]:
+def _vector(value: Any) -> Float32[ndarray, " dim"]:
     if isinstance(value, str):
         return np.frombuffer(base64.b64decode(value, validate=True), "<f4")
     if not isinstance(value, list):

@@ -51,7 +51,7 @@ class OutsideEncoder:
 
 
 class FunctionEncoder(OutsideEncoder):
-    """Encoder that calls `encode(texts, side) -> array [texts, width]`. The score of two texts is their dot product."""
+    """Encoder that calls `encode(texts, side) -> array [texts, dim]`. The score of two texts is their dot product."""
 
     precision = "function"
 
@@ -61,13 +61,13 @@ class FunctionEncoder(OutsideEncoder):
         self._digest = token_hex(16)
         self.description = Description(pooling="function", similarity="dot", query_length=0, passage_length=0)
         self.prompts = PromptTable()
-        self.width = 0
-        self.width = self._call(["width"], "passage").shape[1]
+        self.dim = 0
+        self.dim = self._call(["dim"], "passage").shape[1]
         _encoders[self.name] = self
 
     def summary(self) -> str:
-        """Return the width and the similarity in one line."""
-        return f"a function, {self.width:,} components, dot product"
+        """Return the dimension and the similarity in one line."""
+        return f"a function, {self.dim:,} components, dot product"
 
     def digest(self, config: ModelConfig, side: Side) -> str:
         """Return a digest that is unique to this object, because nobody can know what the function computes."""
@@ -76,7 +76,7 @@ class FunctionEncoder(OutsideEncoder):
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
         """Return the texts. Queries that have their own prompts are put after these."""
         prompts = [prompt or ""] * len(texts) if prompt is None or isinstance(prompt, str) else prompt
-        return [one + text for one, text in zip(prompts, texts, strict=True)]
+        return [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
 
     def announce(self, contents: Iterable[str]) -> None:
         """Do nothing: a function costs nothing."""
@@ -98,20 +98,20 @@ class FunctionEncoder(OutsideEncoder):
         prompt: str | Sequence[str] | None = None,
     ) -> PendingEmbeddings:
         """Encode all texts."""
-        values = self._call(inputs, side) if inputs else np.zeros((0, self.width), np.float32)
+        values = self._call(inputs, side) if inputs else np.zeros((0, self.dim), np.float32)
         if on_progress is not None:
             on_progress(len(inputs))
         return PendingEmbeddings(torch.from_numpy(values), range(len(inputs)), len(inputs), None)
 
-    def _call(self, texts: Sequence[str], side: Side) -> Float32[ndarray, "texts width"]:
+    def _call(self, texts: Sequence[str], side: Side) -> Float32[ndarray, "texts dim"]:
         values = self._encode(list(texts), side)
         array = np.array(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
         if array.ndim != 2 or array.shape[0] != len(texts) or not array.shape[1] or array.dtype.kind not in "fiu":
             what = f"returns {array.dtype} {list(array.shape)} for {len(texts):,} texts"
             raise ConfigError(what, self._title, "return numbers, an array [texts, components]")
-        if self.width and array.shape[1] != self.width:
-            what = f"returns {array.shape[1]:,} components, but returned {self.width:,} before"
-            raise ConfigError(what, self._title, "return one width for all texts")
+        if self.dim and array.shape[1] != self.dim:
+            what = f"returns {array.shape[1]:,} components, but returned {self.dim:,} before"
+            raise ConfigError(what, self._title, "return one dimension for all texts")
         if not np.isfinite(array).all():
             bad = int(np.flatnonzero(~np.isfinite(array).all(1))[0])
             raise ConfigError(f"returns NaN or infinity for the text {texts[bad][:60]!r}", self._title)

@@ -115,7 +115,7 @@ class Client:
         self._config, self._key = config, key
         self._model, self._named_by, self._path = model, named_by, path
         self._not_before = self._next_turn = 0.0
-        self._draw = random.Random()
+        self._random = random.Random()
 
     async def __aenter__(self) -> Client:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -184,7 +184,7 @@ class Client:
                     raise ServiceError(what, self._config.base, remedy) from failure
                 self._not_before = max(self._not_before, time.monotonic() + failure.wait if failure.wait else 0.0)
                 bound = min(self._config.longest_wait, FIRST_BOUND * 2.0**attempt)
-                await self._pause(failure.wait + self._draw.uniform(0, bound))
+                await self._pause(failure.wait + self._random.uniform(0, bound))
                 attempt += 1
 
     def _turn(self) -> float:

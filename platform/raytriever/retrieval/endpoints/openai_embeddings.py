@@ -46,11 +46,11 @@ from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spendin
 
 # Largest batch. Services accept up to 2,048 texts, but a killed command loses all requests in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192
-_PROBE = "width"  # text of the first request; its response shows the width, or an error in the settings
+_PROBE = "dim"  # text of the first request; its response shows the dimension, or an error in the settings
 _FEW_BYTES = 2_000  # below this number of bytes of text, the estimate of bytes per token is too uncertain
 _UNIT = 1e-3  # largest difference from length 1 of a unit vector
 _TOO_LONG = re.compile(r"too (long|large|many)|length|token|context|exceed|\b413\b", re.IGNORECASE)
-_CUT = 0.75  # share of a text that is kept when it is too long
+_CUT = 0.75  # fraction of a text that is kept when it is too long
 
 
 class _Session:
@@ -95,9 +95,9 @@ class Endpoint(OutsideEncoder):
             self._submit(self._probe()).result()
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Number of components of an embedding."""
-        return self._about["width"]
+        return self._about["dim"]
 
     @property
     def _about(self) -> Any:
@@ -105,10 +105,10 @@ class Endpoint(OutsideEncoder):
         return self._paid.about
 
     def summary(self) -> str:
-        """Return the service, the width, the length and the similarity in one line."""
+        """Return the service, the dimension, the length and the similarity in one line."""
         length = self._about["length"]
         unit = "of length 1" if abs(length - 1) < _UNIT else f"not of length 1 (first vector: {length:.4g})"
-        return f"at {self._config.base}, {self.width:,} components, {unit}, {self.description.similarity}"
+        return f"at {self._config.base}, {self.dim:,} components, {unit}, {self.description.similarity}"
 
     def digest(self, config: ModelConfig, side: Side) -> str:
         """Return the SHA-256 over address, model and dimensions. It cannot notice if the service changes its model."""
@@ -119,7 +119,7 @@ class Endpoint(OutsideEncoder):
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
         prompts = [fill_title(prompt)] * len(texts) if isinstance(prompt, str) else prompt
-        return [as_utf8(one + text) for one, text in zip(prompts, texts, strict=True)]
+        return [as_utf8(prompt + text) for prompt, text in zip(prompts, texts, strict=True)]
 
     def announce(self, contents: Iterable[str]) -> None:
         """Report texts, tokens and cost of contents that are not paid yet, if they are more than one batch.
@@ -181,7 +181,7 @@ class Endpoint(OutsideEncoder):
         answers = self._submit(self._ask(batches, done)) if batches else None
         return _PendingAnswers(self, keys, answers)
 
-    def collect(self, keys: Sequence[bytes], answers: Future[None] | None) -> Float32[ndarray, "texts width"]:
+    def collect(self, keys: Sequence[bytes], answers: Future[None] | None) -> Float32[ndarray, "texts dim"]:
         """Wait for the answers and return the embeddings of the texts; see `_PendingAnswers`."""
         try:
             if answers is not None:
@@ -236,8 +236,8 @@ class Endpoint(OutsideEncoder):
     async def _probe(self) -> None:
         assert self._session is not None
         vectors = await self._post(self._session, [_PROBE])
-        length, width = float(np.linalg.norm(vectors.values[0])), vectors.values.shape[1]
-        self._paid.begin({"base_url": self._config.base, "model": self._name, "width": width, "length": length})
+        length, dim = float(np.linalg.norm(vectors.values[0])), vectors.values.shape[1]
+        self._paid.begin({"base_url": self._config.base, "model": self._name, "dim": dim, "length": length})
         self._paid.put([key_of(_PROBE)], vectors.values, [vectors.tokens or 1], [len(_PROBE)])
         if abs(length - 1) >= _UNIT and self._config.similarity is None:
             scaled = f"they are scaled to length 1, unless {setting('similarity')} is dot"
@@ -281,8 +281,8 @@ class Endpoint(OutsideEncoder):
             session.spending.settle(reserved, paid)
         if vectors is not None:
             session.spending.estimator.record(sum(sizes), paid.read)
-            shares = np.diff(np.cumsum([0, *sizes]) * paid.read // max(1, sum(sizes))).tolist()
-            self._paid.put(keys, vectors.values, shares, sizes)
+            fractions = np.diff(np.cumsum([0, *sizes]) * paid.read // max(1, sum(sizes))).tolist()
+            self._paid.put(keys, vectors.values, fractions, sizes)
             done(len(keys))
         elif len(keys) > 1:
             half = len(keys) // 2
@@ -310,12 +310,12 @@ class Endpoint(OutsideEncoder):
             )
         except ServiceError as error:
             raise (error if error.where else error.at(base)) from error
-        width, about, wanted = vectors.values.shape[1], self._paid.about, self._config.truncate_dim
-        if wanted is not None and width != wanted:
-            what = f"answers with {width:,} components, not {wanted:,}"
-            raise ServiceError(what, base, f"leave {setting('truncate_dim')} out: the model has no such width")
-        if about is not None and width != about["width"]:
-            what = f"answers with {width:,} components, but answered with {about['width']:,} before"
+        dim, about, wanted = vectors.values.shape[1], self._paid.about, self._config.truncate_dim
+        if wanted is not None and dim != wanted:
+            what = f"answers with {dim:,} components, not {wanted:,}"
+            raise ServiceError(what, base, f"leave {setting('truncate_dim')} out: the model has no such dimension")
+        if about is not None and dim != about["dim"]:
+            what = f"answers with {dim:,} components, but answered with {about['dim']:,} before"
             remedy = f"if it has another model now, remove {self._paid.folder}"
             raise ServiceError(what, base, remedy)
         return vectors
@@ -334,7 +334,7 @@ class _PendingAnswers:
     def __init__(self, endpoint: Endpoint, keys: Sequence[bytes], answers: Future[None] | None) -> None:
         self._endpoint, self._keys, self._answers = endpoint, keys, answers
 
-    def result(self) -> Float32[ndarray, "texts width"]:
+    def result(self) -> Float32[ndarray, "texts dim"]:
         """Wait for the answers and return the embeddings in the order of the texts."""
         return self._endpoint.collect(self._keys, self._answers)
 

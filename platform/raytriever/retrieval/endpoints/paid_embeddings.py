@@ -27,11 +27,11 @@ _REMEDY = "remove the folder; its texts are then paid again"
 
 
 class PaidModel(TypedDict):
-    """Description of a model: its service, the width of its embeddings, and the length of the first one."""
+    """Description of a model: its service, the dimension of its embeddings, and the length of the first one."""
 
     base_url: str
     model: str
-    width: int
+    dim: int
     length: float
 
 
@@ -55,10 +55,10 @@ class PaidEmbeddings:
             write_atomically(self.folder / _ABOUT, json.dumps(about, indent=1))
         self.about = about
 
-    def find(self, keys: Sequence[bytes]) -> tuple[Float32[ndarray, "texts width"], Bool[ndarray, " texts"], int]:
+    def find(self, keys: Sequence[bytes]) -> tuple[Float32[ndarray, "texts dim"], Bool[ndarray, " texts"], int]:
         """Return the embeddings of texts (0 for missing ones), a mask of those that exist, and their total tokens."""
         assert self.about is not None
-        embeddings = np.zeros((len(keys), self.about["width"]), np.float32)
+        embeddings = np.zeros((len(keys), self.about["dim"]), np.float32)
         is_found, tokens = np.zeros(len(keys), bool), 0
         with self._database() as database:
             for number, key in enumerate(keys):
@@ -70,7 +70,7 @@ class PaidEmbeddings:
     def put(
         self,
         keys: Sequence[bytes],
-        embeddings: Float32[ndarray, "texts width"],
+        embeddings: Float32[ndarray, "texts dim"],
         tokens: Sequence[int],
         sizes: Sequence[int],
     ) -> None:

@@ -52,48 +52,48 @@ BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
 SCORE_BYTES = 2**27
 # Blocks with fewer rows are joined.
 FEWEST_ROWS = 32_768
-# Documents kept in addition to k; growth factor of a new search; inverse share of documents to score a whole block.
+# Documents kept in addition to k; growth factor of a new search; inverse fraction of documents to score a whole block.
 MORE, _GROWTH, _WHOLE = 32, 4, 4
-# Shares of a GPU's free memory: for documents that stay in it, and for a tile.
-DOCUMENT_SHARE, TILE_SHARE = 0.6, 0.06
+# Fractions of a GPU's free memory: for documents that stay in it, and for a tile.
+DOCUMENT_FRACTION, TILE_FRACTION = 0.6, 0.06
 # Smallest number of queries for one thread.
 FEWEST_QUERIES = 8
 _LARGEST_NORM, _TINY = 2.0**60, 2.0**-126
 _precision_lock = Lock()
 
 # Blocks of a corpus: position of the first row, and embeddings.
-Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
+Blocks = Iterable[tuple[int, Float32[ndarray, "rows dim"]]]
 
 
 @dataclass(frozen=True)
 class DocumentBlock:
     """Block of documents on a device: embeddings, tie ranks, and an upper bound of the norms."""
 
-    vectors: Float32[Tensor, "rows width"]
+    vectors: Float32[Tensor, "rows dim"]
     ranks: Int64[Tensor, " rows"]
     largest: float
 
 
 class _Search:
-    def __init__(self, queries: Float32[ndarray, "queries width"], k: int, device: torch.device) -> None:
+    def __init__(self, queries: Float32[ndarray, "queries dim"], k: int, device: torch.device) -> None:
         refuse_forked()
         self._queries, self._device = torch.from_numpy(as_float32(queries)), device
         self._norms = norms(self._queries)
         if not bool(self._norms.isfinite().all()):
             check_finite(queries, "query")
         self.keys = torch.full((len(queries), k), NONE)
-        self._tile = self._scores = min(GPU_TILE_BYTES, int(TILE_SHARE * free_memory(device)))
+        self._tile = self._scores = min(GPU_TILE_BYTES, int(TILE_FRACTION * free_memory(device)))
         if device.type == "cpu":
             self._tile, self._scores = TILE_BYTES, max(TILE_BYTES, SCORE_BYTES // torch.get_num_threads())
 
     def add(self, block: DocumentBlock) -> None:
         """Search a block of documents."""
-        count, width = block.vectors.shape
+        count, dim = block.vectors.shape
         if not count or not self.keys.numel():
             return
-        unit = (width + 16) * 2.0**-22
-        errors = (unit / (1 - unit) * block.largest + 4 * _TINY * width) * self._norms
-        errors += 4 * _TINY * width * (block.largest + 1)
+        unit = (dim + 16) * 2.0**-22
+        errors = (unit / (1 - unit) * block.largest + 4 * _TINY * dim) * self._norms
+        errors += 4 * _TINY * dim * (block.largest + 1)
         is_bounded = (self._norms < _LARGEST_NORM) & (block.largest < _LARGEST_NORM)
         k = self.keys.shape[1]
         with _full_precision(self._device):
@@ -206,15 +206,15 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 
 
 def even_blocks(
-    blocks: Blocks, width: int, documents: int
-) -> Iterator[tuple[Int64[ndarray, " rows"], Float32[ndarray, "rows width"]]]:
+    blocks: Blocks, dim: int, documents: int
+) -> Iterator[tuple[Int64[ndarray, " rows"], Float32[ndarray, "rows dim"]]]:
     """Yield positions and embeddings of up to `BLOCK_BYTES`. Only blocks with fewer than `FEWEST_ROWS` are copied."""
-    most = max(1, BLOCK_BYTES // (4 * max(1, width)))
+    most = max(1, BLOCK_BYTES // (4 * max(1, dim)))
     fewest = min(FEWEST_ROWS, most)
     pending: list[tuple[ndarray, ndarray]] = []
     for first, values in blocks:
-        if values.ndim != 2 or values.shape[1] != width:
-            what = f"embeddings of shape {values.shape} cannot be searched with queries of width {width}"
+        if values.ndim != 2 or values.shape[1] != dim:
+            what = f"embeddings of shape {values.shape} cannot be searched with queries of dimension {dim}"
             raise ModelError(what, f"block at document {first}", "encode both with the same model")
         if first < 0 or first + len(values) > documents:
             raise ValueError(f"a block holds documents {first} to {first + len(values) - 1} of {documents}")
@@ -283,28 +283,28 @@ class Corpus:
         self._largest: dict[int, float] = {}  # upper bound of the norms in each block, stored for later searches
 
     def top_k(
-        self, queries: Float32[ndarray, "queries width"], k: int
+        self, queries: Float32[ndarray, "queries dim"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return the k highest dot products of each query and their documents, best first; see `top_k_of_blocks`."""
         return self._order.read(self.keys(queries, k))
 
-    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
+    def keys(self, queries: Float32[ndarray, "queries dim"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys, for `rank_keys.merge_keys` and `TieOrder.read`."""
         check_count(k)
-        width = queries.shape[1]
+        dim = queries.shape[1]
         if self._stays is None:
-            needed = self._documents * (4 * width + 8)
-            self._stays = self._device.type != "cpu" and needed <= DOCUMENT_SHARE * free_memory(self._device)
+            needed = self._documents * (4 * dim + 8)
+            self._stays = self._device.type != "cpu" and needed <= DOCUMENT_FRACTION * free_memory(self._device)
         search = _Search(queries, min(k, len(self._order.ranks)), self._device)
         with memory_errors("the device has too little free memory for a search", self._device):
             if self._stays and not self._resident:
-                self._resident = list(self._read(width))
-            for block in self._resident or self._read(width):
+                self._resident = list(self._read(dim))
+            for block in self._resident or self._read(dim):
                 search.add(block)
         return search.keys.numpy()
 
-    def _read(self, width: int) -> Iterator[DocumentBlock]:
-        for number, (positions, values) in enumerate(even_blocks(self._blocks(), width, len(self._order.ranks))):
+    def _read(self, dim: int) -> Iterator[DocumentBlock]:
+        for number, (positions, values) in enumerate(even_blocks(self._blocks(), dim, len(self._order.ranks))):
             vectors = torch.from_numpy(values).to(self._device)
             if number not in self._largest:
                 lengths = norms(vectors)
@@ -316,8 +316,8 @@ class Corpus:
 
 
 def top_k(
-    queries: Float32[ndarray, "queries width"],
-    documents: Float32[ndarray, "documents width"],
+    queries: Float32[ndarray, "queries dim"],
+    documents: Float32[ndarray, "documents dim"],
     k: int,
     ties: Int64[ndarray, " documents"],
     device: torch.device | None = None,
@@ -327,7 +327,7 @@ def top_k(
 
 
 def top_k_of_blocks(
-    queries: Float32[ndarray, "queries width"],
+    queries: Float32[ndarray, "queries dim"],
     blocks: Blocks,
     k: int,
     ties: Int64[ndarray, " documents"],

@@ -30,8 +30,8 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable")
 
 
 def pair_scores(
-    queries: Float32[ndarray, "queries width"],
-    documents: Float32[ndarray, "documents width"],
+    queries: Float32[ndarray, "queries dim"],
+    documents: Float32[ndarray, "documents dim"],
     query_rows: Int64[ndarray, " pairs"],
     document_rows: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
@@ -45,12 +45,12 @@ def pair_scores(
     return scores_of_pairs(left, right, of, to, lengths).numpy()
 
 
-def as_float32(vectors: ndarray) -> Float32[ndarray, "rows width"]:
+def as_float32(vectors: ndarray) -> Float32[ndarray, "rows dim"]:
     """Return contiguous float32 embeddings; copy them only if necessary."""
     return np.ascontiguousarray(vectors, np.float32)
 
 
-def norms(vectors: Float32[Tensor, "rows width"]) -> Float64[Tensor, " rows"]:
+def norms(vectors: Float32[Tensor, "rows dim"]) -> Float64[Tensor, " rows"]:
     """Return upper bounds of the norms. If a vector is not finite, neither is its bound.
 
     The bounds cover the error of a sum of squares in float32: less than 1 %, and components below 2^-63."""
@@ -59,8 +59,8 @@ def norms(vectors: Float32[Tensor, "rows width"]) -> Float64[Tensor, " rows"]:
 
 
 def scores_of_pairs(
-    queries: Float32[Tensor, "queries width"],
-    documents: Float32[Tensor, "documents width"],
+    queries: Float32[Tensor, "queries dim"],
+    documents: Float32[Tensor, "documents dim"],
     of: Int64[Tensor, " pairs"],
     to: Int64[Tensor, " pairs"],
     lengths: Float64[Tensor, " pairs"],
@@ -91,8 +91,8 @@ def _sum_pairs(first: int, last: int, queries, documents, of, to, sums) -> None:
 def round_sums(
     sums: Float64[Tensor, "*shape"],
     lengths: Float64[Tensor, "*shape"],
-    queries: Float32[Tensor, "queries width"],
-    documents: Float32[Tensor, "documents width"],
+    queries: Float32[Tensor, "queries dim"],
+    documents: Float32[Tensor, "documents dim"],
     rows: Callable[[Bool[Tensor, "*shape"]], tuple[Tensor, ...]],
 ) -> Float32[Tensor, "*shape"]:
     """Return the scores of pairs.
@@ -114,7 +114,7 @@ def round_sums(
     return sums.float() + 0  # -0 becomes 0
 
 
-def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, positions: ndarray | None = None) -> None:
+def check_finite(vectors: Float32[ndarray, "vectors dim"], name: str, positions: ndarray | None = None) -> None:
     """Raise `ModelError` unless all vectors are finite. By default `positions` count from 0."""
     for start in range(0, len(vectors), _CHECKED_ROWS):
         finite = np.isfinite(vectors[start : start + _CHECKED_ROWS]).all(axis=1)

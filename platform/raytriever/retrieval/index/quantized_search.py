@@ -29,9 +29,9 @@ _OFFSET = 128
 _RESCORED = 256
 
 
-def bytes_per_document(dtype: str, width: int) -> int:
+def bytes_per_document(dtype: str, dim: int) -> int:
     """Return the bytes of one stored embedding. For the whole corpus, int8 stores 8 more bytes per component."""
-    return {FP32: 4 * width, INT8: width}.get(dtype, -(-width // 8))
+    return {FP32: 4 * dim, INT8: dim}.get(dtype, -(-dim // 8))
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,21 @@ class Quantizer:
     lowest and the highest value of each component in the sample."""
 
     dtype: str
-    ranges: Float32[ndarray, "2 width"] | None = None
+    ranges: Float32[ndarray, "2 dim"] | None = None
 
     @classmethod
-    def fit(cls, dtype: str, sample: Float32[ndarray, "rows width"]) -> Quantizer:
+    def fit(cls, dtype: str, sample: Float32[ndarray, "rows dim"]) -> Quantizer:
         """Create the quantizer of a type; int8 takes its ranges from the sample."""
         ranges = np.stack([sample.min(axis=0), sample.max(axis=0)]) if dtype == INT8 else None
         return cls(dtype, ranges)
 
     @property
-    def _steps(self) -> Float32[ndarray, " width"]:
+    def _steps(self) -> Float32[ndarray, " dim"]:
         assert self.ranges is not None
         steps = (self.ranges[1] - self.ranges[0]) / np.float32(_STEPS)
         return np.where(steps == 0, np.float32(1), steps)
 
-    def encode(self, embeddings: Float32[ndarray, "rows width"]) -> Integer[ndarray, "rows bytes"]:
+    def encode(self, embeddings: Float32[ndarray, "rows dim"]) -> Integer[ndarray, "rows bytes"]:
         """Return the stored codes of embeddings."""
         if self.ranges is not None:
             codes = np.clip(np.floor((embeddings - self.ranges[0]) / self._steps), 0, _STEPS)
@@ -62,17 +62,17 @@ class Quantizer:
         bits = np.packbits(embeddings > 0, axis=-1)
         return bits if self.dtype == UBINARY else (bits - np.uint8(_OFFSET)).view(np.int8)
 
-    def decode(self, codes: Integer[ndarray, "rows bytes"], width: int) -> Float32[ndarray, "rows width"]:
+    def decode(self, codes: Integer[ndarray, "rows bytes"], dim: int) -> Float32[ndarray, "rows dim"]:
         """Decode codes to the vectors that are compared with queries in fp32."""
         if self.ranges is not None:
             return (codes.astype(np.float32) + _OFFSET) * self._steps + self.ranges[0]
         bits = codes if self.dtype == UBINARY else codes.view(np.uint8) + np.uint8(_OFFSET)
-        return np.unpackbits(bits, axis=-1, count=width).astype(np.float32)
+        return np.unpackbits(bits, axis=-1, count=dim).astype(np.float32)
 
-    def factors(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
+    def factors(self, embeddings: Float32[ndarray, "rows dim"]) -> Float32[ndarray, "rows dim"]:
         """Return vectors whose dot products order documents in the same way as a search with the codes.
 
-        For bits these are -1 and 1: their dot product is the width minus twice the number of different bits."""
+        For bits these are -1 and 1: their dot product is the dimension minus twice the number of different bits."""
         codes = self.encode(embeddings)
         return codes.astype(np.float32) if self.dtype == INT8 else 2 * self.decode(codes, embeddings.shape[1]) - 1
 
@@ -88,7 +88,7 @@ class QuantisedDocuments:
     ties: Int64[ndarray, " documents"]
 
     def search(
-        self, queries: Float32[ndarray, "queries width"], depth: int, rescored: int
+        self, queries: Float32[ndarray, "queries dim"], depth: int, rescored: int
     ) -> tuple[Float32[ndarray, "queries depth"], Int64[ndarray, "queries depth"]]:
         """Return scores and documents of the best results, best first. All scores are rescored.
 
@@ -106,7 +106,7 @@ class QuantisedDocuments:
         order = np.lexsort((self.ties[candidates], -scores, follows), axis=1)[:, :depth]
         return np.take_along_axis(scores, order, 1), np.take_along_axis(candidates, order, 1)
 
-    def score(self, queries: Float32[ndarray, "queries width"], of: ndarray, to: ndarray) -> ndarray:
+    def score(self, queries: Float32[ndarray, "queries dim"], of: ndarray, to: ndarray) -> ndarray:
         """Return the rescored scores of pairs of a row of `queries` and a document."""
         documents, index = np.unique(to, return_inverse=True)
         vectors = self.quantizer.decode(self.quantizer.encode(self.read(documents)), queries.shape[1])

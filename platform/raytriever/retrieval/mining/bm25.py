@@ -27,7 +27,7 @@ from raytriever.retrieval.mining.postings import Postings
 
 # Largest corpus whose postings are kept in memory. For passages, these take up to 75 MB.
 IN_MEMORY = 1 << 17
-_CHUNK = 128  # number of queries in one task of a thread
+_ROWS_AT_ONCE = 128  # number of queries in one task of a thread
 _LAST = 0xFFFF_FFFF
 _INT64 = np.dtype(np.int64)
 
@@ -99,18 +99,18 @@ class Bm25Index:
         ]
 
         def fill(start: int) -> None:
-            chunk = terms[start : start + _CHUNK]
+            chunk = terms[start : start + _ROWS_AT_ONCE]
             scores = np.zeros(len(self), np.float32)
-            some = (each[start : start + _CHUNK] for each in rows)
+            some = (row[start : start + _ROWS_AT_ONCE] for row in rows)
             kernel(postings.weights, postings.documents, postings.starts, *flat(chunk, _INT64), scores, *some)
 
         with ThreadPoolExecutor(usable_cores()) as pool:
-            list(pool.map(fill, range(0, len(queries), _CHUNK)))
+            list(pool.map(fill, range(0, len(queries), _ROWS_AT_ONCE)))
 
 
 @numba.njit(cache=True, nogil=True)
 def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ignore[no-untyped-def]
-    """Fill each row of `keys` `[queries, k]`, which must be zeros, with the highest keys of documents that share a
+    """Fill each row of `keys` `[queries, k]`, which must be zeros, with the highest keys of documents that fraction a
     term.
 
     The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term is added each time. The postings of
@@ -179,10 +179,10 @@ def compare_best(
         The highest and second highest BM25 score, and the BM25 score of the other system's document, 0 if there is
         none; and whether both systems found the same document.
     """
-    most = max((len(each) for each in left_out), default=0) if left_out else 0
+    most = max((len(documents) for documents in left_out), default=0) if left_out else 0
     scores, found = index.search(queries, 2 + most)
     if left_out:
-        is_out = np.stack([np.isin(row, each) for row, each in zip(found, left_out, strict=True)])
+        is_out = np.stack([np.isin(row, documents) for row, documents in zip(found, left_out, strict=True)])
         order = np.argsort(is_out, axis=1, kind="stable")
         scores = np.take_along_axis(np.where(is_out, 0, scores), order, 1)
         found = np.take_along_axis(found, order, 1)

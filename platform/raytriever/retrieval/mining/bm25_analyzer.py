@@ -190,7 +190,7 @@ class Analysis:
     analyzer: Analyzer
     tokens_per_document: float  # number of terms, including repeated ones
     characters_per_document: float  # number of characters that are not white space
-    unspaced_share: float  # share of these characters in scripts without spaces between words, 0 to 1
+    unspaced_fraction: float  # fraction of these characters in scripts without spaces between words, 0 to 1
     unspaced_run: float  # mean length of a run of such characters without a space or punctuation
 
     @classmethod
@@ -219,9 +219,9 @@ class Analysis:
         )
         advice = "Do not use BM25 as a baseline for this corpus, nor its hard negatives."
         has_words = not LANGUAGES[self.analyzer.language].ngram
-        if has_words and self.unspaced_share >= _MOST_UNSPACED and self.unspaced_run > _LONGEST_WORD:
+        if has_words and self.unspaced_fraction >= _MOST_UNSPACED and self.unspaced_run > _LONGEST_WORD:
             return (
-                f"{summary}, {100 * self.unspaced_share:.0f} % of them in scripts without spaces between words. Its "
+                f"{summary}, {100 * self.unspaced_fraction:.0f} % of them in scripts without spaces between words. Its "
                 f"analyzer treats clauses or pieces of words as words. {advice}"
             )
         if self.characters_per_document > _MOST_CHARACTERS * self.tokens_per_document:

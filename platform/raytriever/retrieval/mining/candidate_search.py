@@ -18,7 +18,7 @@ from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.core.errors import ModelError, setting
-from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_runs
+from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_run_files
 from raytriever.data.hashed_ids import key_of, keys_of, normalize
 from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.data.sampling.batch_order import words
@@ -40,16 +40,16 @@ _JUDGED = 4_096  # pairs of texts in one call of a judge
 class ArrayEmbeddings:
     """Embeddings of all documents in an array, by position."""
 
-    array: Float32[ndarray, "documents width"]
+    array: Float32[ndarray, "documents dim"]
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
         """Yield all embeddings as one block."""
         yield 0, self.array
 
-    def read(self, rows: Int64[ndarray, " rows"]) -> Float32[ndarray, "rows width"]:
+    def read(self, rows: Int64[ndarray, " rows"]) -> Float32[ndarray, "rows dim"]:
         """Return the embeddings of some documents."""
         return self.array[rows]
 
@@ -60,7 +60,7 @@ DocumentEmbeddings = EmbeddingStore | ArrayEmbeddings
 class SearchedCorpus(Protocol):
     """Protocol of a corpus for several searches; see `index.exact_top_k.Corpus`."""
 
-    def keys(self, queries: Float32[ndarray, "queries width"], k: int) -> Int64[ndarray, "queries k"]:
+    def keys(self, queries: Float32[ndarray, "queries dim"], k: int) -> Int64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys."""
 
 
@@ -74,7 +74,7 @@ class Embeddings:
     """Embeddings of a split's queries, in the order of `dataset.positives(split)`, and of all documents. `open_corpus`
     opens the documents for search."""
 
-    queries: Float32[ndarray, "split_queries width"]
+    queries: Float32[ndarray, "split_queries dim"]
     documents: DocumentEmbeddings
     open_corpus: Callable[[Any, TieOrder], SearchedCorpus] = open_here
 
@@ -130,7 +130,7 @@ def _of_pairs(
     return score_all
 
 
-# Purposes of random draws; see `sampling.batch_order.words`.
+# Purposes of random numbers; see `sampling.batch_order.words`.
 DOCUMENTS, CHOICE = 11, 12
 # Number of normalized passages to cache, because queries share many candidates.
 _PASSAGES = 1 << 17
@@ -160,14 +160,14 @@ class MiningInputs:
             depth: Return at least this many documents per query that are not excluded, or all if there are fewer.
                 `gold` always returns all.
         """
-        finders = {
+        searches = {
             "bm25": self._find_by_bm25,
             "dense": self._find_dense,
             "cross-query": self._find_by_query,
             "gold": self._find_gold,
             "random": self._find_random,
         }
-        return finders[method](rows, depth)
+        return searches[method](rows, depth)
 
     @cached_property
     def positives(self) -> Positives:
@@ -252,7 +252,7 @@ class MiningInputs:
             counts = np.diff(self.positives.offsets)[similar]
             row, column = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(similar.shape))
             starts = self.positives.offsets[similar].ravel()
-            found = self.positives.documents[positions_of_runs(starts, counts.ravel())]
+            found = self.positives.documents[positions_of_run_files(starts, counts.ravel())]
             documents, scores = _tabulate(row, found, scores[row, column], len(similar))
             # One document may be a positive of many queries, so search deeper until every query has enough documents.
             if k >= len(queries) or (documents.shape[1] >= wanted and (documents[:, wanted - 1] >= 0).all()):
@@ -276,14 +276,14 @@ class MiningInputs:
 
     def _find_random(self, rows: ndarray, depth: int) -> Candidates:
         size = len(self.dataset.documents)
-        # In a small corpus, random draws may find too few distinct documents. There, sort all documents randomly.
+        # In a small corpus, random numbers may find too few distinct documents. There, sort all documents randomly.
         whole = 8 * depth >= size
         columns = np.arange(size if whole else 2 * self._most(rows, depth))
-        drawn = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)
+        sampled = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)
         if whole:
-            documents = np.argsort(drawn, axis=1, kind="stable")
+            documents = np.argsort(sampled, axis=1, kind="stable")
         else:
-            documents = (drawn % np.uint64(size)).astype(np.int64)
+            documents = (sampled % np.uint64(size)).astype(np.int64)
         row = np.repeat(np.arange(len(rows)), documents.shape[1])
         return _tabulate(row, documents.ravel(), np.full(len(row), np.nan, np.float32), len(rows))
 
@@ -294,7 +294,7 @@ def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> C
     first = np.sort(np.unique(pairs, return_index=True)[1])
     row, documents, scores = row[first], documents[first], scores[first]
     counts = np.bincount(row, minlength=rows)
-    column = positions_of_runs(np.zeros_like(counts), counts)
+    column = positions_of_run_files(np.zeros_like(counts), counts)
     document_table = np.full((rows, int(counts.max(initial=0))), -1, dtype=np.int64)
     score_table = np.full(document_table.shape, np.nan, dtype=np.float32)
     document_table[row, column], score_table[row, column] = documents, scores

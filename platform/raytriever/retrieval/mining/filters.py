@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset, positions_of_runs
+from raytriever.data.dataset import RetrievalDataset, positions_of_run_files
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative, after `kept`. A verdict is an index into this list. `ExcludedDocuments` has
@@ -77,12 +77,12 @@ class ExcludedDocuments:
 
         Documents judged relevant in any open split of the data set are excluded."""
         queries = dataset.positives(split).queries
-        judged = [each.where(each.scores > 0) for each in dataset.judgements.values()]
-        relevant = np.concatenate([each.documents for each in judged])
+        judged = [judgements.where(judgements.scores > 0) for judgements in dataset.judgements.values()]
+        relevant = np.concatenate([judgements.documents for judgements in judged])
         query_groups, document_groups = (  # equal texts have equal numbers
-            each.copies.first(np.arange(len(each))) for each in (dataset.queries, dataset.documents)
+            texts.copies.first(np.arange(len(texts))) for texts in (dataset.queries, dataset.documents)
         )
-        owners = query_groups[np.concatenate([each.queries for each in judged])]
+        owners = query_groups[np.concatenate([judgements.queries for judgements in judged])]
         rows, documents = _members(query_groups[queries], owners, relevant)
         twins, same = _members(document_groups[documents], document_groups, np.arange(len(document_groups)))
         names = entries(dataset.queries.ids, queries)
@@ -131,7 +131,7 @@ def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray
     ordered = groups[order]
     starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
     rows = np.repeat(np.arange(len(wanted)), ends - starts)
-    return rows, values[order[positions_of_runs(starts, ends - starts)]]
+    return rows, values[order[positions_of_run_files(starts, ends - starts)]]
 
 
 def initial_verdicts(
@@ -177,8 +177,8 @@ def apply_score_bounds(
         lowest: lowest score of the query's positives; NaN if none has a score. Then every candidate is removed.
         max_score: higher scores are removed.
         absolute_margin: scores above `lowest` minus this margin are removed (TopK-MarginPos).
-        relative_margin: scores above `lowest` minus this share of its absolute value are removed (TopK-PercPos). The
-            bound s - r |s| of a lowest score s and a share r is below s even if s < 0, unlike (1 - r) s.
+        relative_margin: scores above `lowest` minus this fraction of its absolute value are removed (TopK-PercPos). The
+            bound s - r |s| of a lowest score s and a fraction r is below s even if s < 0, unlike (1 - r) s.
     """
     bounds: list[tuple[int, ndarray]] = []
     if max_score is not None:
@@ -191,14 +191,14 @@ def apply_score_bounds(
         verdicts[(verdicts == KEPT) & ~(scores <= bound[:, None])] = reason
 
 
-def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries columns"] | None) -> None:
-    """Keep `count` remaining candidates of each query, in place: the first ones, or those with the smallest draws."""
+def choose(verdicts: Verdicts, count: int, random_keys: UInt64[ndarray, "queries columns"] | None) -> None:
+    """Keep `count` remaining candidates of each query, in place: the first, or those with the smallest random keys."""
     is_kept = verdicts == KEPT
-    if draws is None:
+    if random_keys is None:
         is_surplus = is_kept & (np.cumsum(is_kept, axis=1) > count)
     else:
         # Candidates that are already removed get the largest 64-bit word, so that they sort last.
-        keys = np.where(is_kept, draws, np.uint64(2**64 - 1))
+        keys = np.where(is_kept, random_keys, np.uint64(2**64 - 1))
         ranks = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
         is_surplus = is_kept & (ranks >= count)
     verdicts[is_surplus] = NOT_CHOSEN

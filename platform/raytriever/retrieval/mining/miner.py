@@ -3,7 +3,8 @@
 1. Each method finds candidates for each query (`candidate_search`), block by block.
 2. Excluded documents are removed, then passages that contain an answer, then candidates whose scores are too high
    (`filters`).
-3. The first of the remaining candidates, or random ones, are kept. Draws depend only on (seed, round, query id).
+3. The first of the remaining candidates, or random ones, are kept. Random numbers depend only on (seed, round, query
+   id).
 4. The negatives of all methods become one table. A document that two methods keep for a query appears once.
 
 `build_negatives_table` makes the table of a training run from the table that the user names, the hard negatives of the
@@ -24,7 +25,7 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.progress import Progress, activity
 from raytriever.core.reading.arrays import read_arrays
-from raytriever.core.store.unfinished_parts import Parts
+from raytriever.core.store.unfinished_pieces import Pieces
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hard_negatives import NegativesTable, read_negatives
@@ -59,8 +60,8 @@ _EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
 class MinedBlock(NamedTuple):
     """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
 
-    A finished block is stored as a part (`store.unfinished_parts`) with one file, so that a killed job continues after
-    it. Blocks depend only on the inputs, whose digest names the folder of the parts."""
+    A finished block is stored as a piece (`store.unfinished_pieces`) with one file, so that a killed job continues
+    after it. Blocks depend only on the inputs, whose digest names the folder of the pieces."""
 
     queries: Int64[ndarray, " kept"]  # index of the query in the split
     documents: Int64[ndarray, " kept"]  # position in the corpus
@@ -70,7 +71,9 @@ class MinedBlock(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write the block into a folder."""
-        np.savez(folder / _FILE, **{name: each.astype(_EXPECTED[name][0][0]) for name, each in self._asdict().items()})
+        np.savez(
+            folder / _FILE, **{name: value.astype(_EXPECTED[name][0][0]) for name, value in self._asdict().items()}
+        )
 
     @classmethod
     def load(cls, folder: Path, meta: object = None) -> MinedBlock:
@@ -83,7 +86,7 @@ class CandidateFilter:
     """Search and filter of the candidates, one method after another. `finished` blocks are not mined again."""
 
     inputs: MiningInputs
-    finished: Parts
+    finished: Pieces
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
         """Mine with one method. Return the kept candidates as columns, and the number of candidates for each verdict.
@@ -119,11 +122,11 @@ class CandidateFilter:
         documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
         verdicts, ranks = filters.initial_verdicts(documents, excluded.padded(rows), first, end)
         scores = self._remove_false_negatives(method, rows, documents, scores, verdicts)
-        draws = None
+        random_keys = None
         if config.sampling_strategy == "random":
             columns = np.arange(documents.shape[1])
-            draws = words(inputs.seed, np.full(len(rows), inputs.round), inputs.keys[rows], CHOICE, columns)
-        filters.choose(verdicts, config.num_negatives, draws)
+            random_keys = words(inputs.seed, np.full(len(rows), inputs.round), inputs.keys[rows], CHOICE, columns)
+        filters.choose(verdicts, config.num_negatives, random_keys)
         row, column = np.nonzero(verdicts == filters.KEPT)
         counts = np.bincount(verdicts[verdicts != filters.NO_CANDIDATE], minlength=len(filters.REASONS))
         return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
@@ -212,7 +215,7 @@ def mine(
         embeddings: embeddings for `dense` and `cross-query`.
         bm25: function that returns the index of all passages; by default the index is built when needed.
         judge: scorer of pairs of texts, if the settings name a judge.
-        seed, round: numbers that decide the random draws; the table records the round.
+        seed, round: numbers that decide the random numbers; the table records the round.
         finished: folder of the blocks that an earlier, killed call with the same arguments has finished. They are not
             mined again, and new blocks are added.
 
@@ -225,7 +228,7 @@ def mine(
     check_data(dataset, split, config)
     inputs = MiningInputs(dataset, split, config, embeddings, bm25, judge, seed, round)
     positives = inputs.positives
-    candidate_filter = CandidateFilter(inputs, Parts(finished, f"{BLOCK} {BM25_QUERIES}", optional="a mining"))
+    candidate_filter = CandidateFilter(inputs, Pieces(finished, f"{BLOCK} {BM25_QUERIES}", optional="a mining"))
     kept, verdict_counts = [], {}
     for method in config.methods:
         columns, verdict_counts[method] = candidate_filter.run(method)
@@ -276,8 +279,10 @@ def build_negatives_table(
     if rows := dataset.negatives:
         tables.append(NegativesTable.of(dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores))
     merged = NegativesTable.merged(dataset, tables) if tables else NegativesTable.none(dataset)
-    shares = parse_mix(config.negatives_mix)
-    needs_bm25 = not len(merged) if shares is None else bool(shares[_BM25]) and not (merged.origins == _BM25).any()
+    fractions = parse_mix(config.negatives_mix)
+    needs_bm25 = (
+        not len(merged) if fractions is None else bool(fractions[_BM25]) and not (merged.origins == _BM25).any()
+    )
     if not needs_bm25:
         return merged
     mined = mine(dataset, config.train_split, MiningConfig(method="bm25", num_negatives=DEFAULT_NEGATIVES), bm25=bm25)

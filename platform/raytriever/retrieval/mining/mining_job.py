@@ -14,7 +14,7 @@ from raytriever.core.errors import ConfigError, DataError, StorageError, setting
 from raytriever.core.store.capacity import check_disk
 from raytriever.core.store.commit import remove
 from raytriever.core.store.disk import check_writable
-from raytriever.core.store.unfinished_parts import folder_of_blocks
+from raytriever.core.store.unfinished_pieces import folder_of_blocks
 from raytriever.core.terminal import text_table
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
@@ -28,7 +28,7 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.retrieval.encoding.embed_corpus import embed_corpus, open_matching_store
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 from raytriever.retrieval.encoding.encode_texts import encode_queries
-from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
+from raytriever.retrieval.encoding.load_for_encoding import log_prompts, open_encoder
 from raytriever.retrieval.mining.bm25_analyzer import Analysis
 from raytriever.retrieval.mining.candidate_search import Embeddings
 from raytriever.retrieval.mining.filters import REASONS
@@ -41,7 +41,7 @@ def run_mining(
     model: ModelConfig,
     data: DataConfig,
     output: Path,
-    report: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     split: str = "train",
     precision: str | None = None,
@@ -55,7 +55,7 @@ def run_mining(
         model: encoder, used if a method needs embeddings.
         split: split whose queries get negatives.
         precision: precision of the encoder; None for the fastest on this hardware.
-        seed, round: numbers that decide the random draws; the table records the round.
+        seed, round: numbers that decide the random numbers; the table records the round.
         embeddings: store of the passage embeddings that `model` wrote for this data set; by default the cache.
 
     Returns:
@@ -78,22 +78,22 @@ def run_mining(
         max_bad_rows=data.max_bad_rows,
         bm25_language=data.bm25_language,
         run=in_processes,
-        report=report,
+        log=log,
     )
     check_data(dataset, split, mining)
     if "bm25" in mining.methods:
         for line in Analysis.of(dataset.documents).notes:
-            report(line)
+            log(line)
     rows = len(dataset.positives(split).queries) * mining.num_negatives * len(mining.methods)
     check_disk(output, rows * ROW_BYTES, "the negatives")
     encoded = documents = None
     if mining.needs_embeddings:
         retriever = open_encoder(model, chosen, device)
-        report_prompts(retriever, dataset.name, report)
+        log_prompts(retriever, dataset.name, log)
         documents = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
         what = "queries" if documents else "queries and passages"
-        report(f"{model.model}: {retriever.summary()}")
-        report(f"{dataset.name}: encoding {what} with {model.model} ({chosen} on {device})")
+        log(f"{model.model}: {retriever.summary()}")
+        log(f"{dataset.name}: encoding {what} with {model.model} ({chosen} on {device})")
         queries = dataset.positives(split).queries
         documents = documents or embed_corpus(model, retriever, dataset)
         encoded = Embeddings(encode_queries(retriever, dataset, queries), documents)

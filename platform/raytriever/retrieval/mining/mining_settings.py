@@ -45,7 +45,7 @@ class MiningConfig:
     )
     relative_margin: float | None = option(
         None,
-        "the same as a share of that score: 0.05 keeps candidates with at most 95 % of it (TopK-PercPos)",
+        "the same as a fraction of that score: 0.05 keeps candidates with at most 95 % of it (TopK-PercPos)",
         minimum=0,
         needs=_SCORED,
     )
@@ -57,7 +57,7 @@ class MiningConfig:
         "",
         f"directory of a cross-encoder whose scores are used for margins and {flag_of('max_score')}, usually 0 to 1",
         reads=TEACHER,
-        form="MODEL",
+        metavar="MODEL",
         needs=("relative_margin", "absolute_margin", "max_score"),
     )
 
@@ -106,11 +106,11 @@ class MiningConfig:
 class ScoreConfig:
     """Settings of teacher scoring: the cross-encoder, and the candidates that are scored next to the positives."""
 
-    model: str = option("", "cross-encoder: a local directory, or a hub name", reads=TEACHER, form="MODEL")
+    model: str = option("", "cross-encoder: a local directory, or a hub name", reads=TEACHER, metavar="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
     max_length: int | None = option(
         None, "largest number of tokens of a query and a passage together; by default the limit of the model", minimum=8
     )
-    negatives: str = option("", "negatives table written by `raytriever mine`", reads=NEGATIVES, form="PATH")
-    run: str = option("", "TREC run whose best documents of each query are scored", reads=RANKING, form="PATH")
+    negatives: str = option("", "negatives table written by `raytriever mine`", reads=NEGATIVES, metavar="PATH")
+    run: str = option("", "TREC run whose best documents of each query are scored", reads=RANKING, metavar="PATH")
     depth: int = option(100, "number of documents of each query in the run that are scored", minimum=1, needs="run")

@@ -30,7 +30,7 @@ from raytriever.core.progress import Progress
 from raytriever.core.reading.arrays import read_array
 from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import committed_directory
-from raytriever.core.store.unfinished_parts import Parts, make_once
+from raytriever.core.store.unfinished_pieces import Pieces, make_once
 from raytriever.data.dataset import Documents, Passages
 from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 
@@ -130,7 +130,7 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
         numbers.append(number)
         lengths.append(np.asarray(block.lengths))
     counts = counts[: len(vocabulary)]
-    size, length = sum(map(len, lengths)), sum(int(each.sum()) for each in lengths)
+    size, length = sum(map(len, lengths)), sum(int(length.sum()) for length in lengths)
     starts = allocate("starts", len(counts) + 1, np.int64)
     starts[0], starts[1:] = 0, np.cumsum(counts)
     documents = allocate("documents", int(starts[-1]), np.uint32)
@@ -140,9 +140,9 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
     logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
     rarities = np.array(logarithms, np.float32)[index]
     ends, first = starts[:-1].copy(), 0
-    for block, number, each in zip(read_blocks(), numbers, lengths, strict=True):
+    for block, number, block_length in zip(read_blocks(), numbers, lengths, strict=True):
         if len(number):
-            norms = K1 * ((1 - B) + B * each / (length / size))
+            norms = K1 * ((1 - B) + B * block_length / (length / size))
             begins = np.concatenate([[0], np.cumsum(block.counts)])
             # The postings of a term continue where those of the previous block end.
             shifts, rarity = ends[number] - begins[:-1], rarities[number].astype(np.float64)
@@ -155,7 +155,7 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
                 places = np.arange(some.start, some.stop) + np.repeat(shifts[low:high], each_count)
                 documents[places], weights[places] = first + rows, added
             ends[number] += block.counts
-        first += len(each)
+        first += len(block_length)
     return Postings(size, vocabulary, starts, documents, weights)
 
 
@@ -165,12 +165,12 @@ def _make(folder: Path, passages: Passages, analyzer: Analyzer) -> None:
     hold(unmerged, passages)
     starts = range(0, len(passages), BLOCK)
     names = [f"{start // BLOCK:06}" for start in starts]
-    parts = Parts(unmerged)
-    missing = set(parts.missing(names))
+    pieces = Pieces(unmerged)
+    missing = set(pieces.missing(names))
     with Progress("index for BM25", len(names), "block", done=len(names) - len(missing)) as progress:
         numbered = zip(names, starts, strict=True)
         blocks = ((name, passages[start : start + BLOCK]) for name, start in numbered if name in missing)
-        for _ in _in_processes(parts, blocks, analyzer):
+        for _ in _in_processes(pieces, blocks, analyzer):
             progress.advance(1)
     with committed_directory(folder, {"kind": "bm25", "documents": len(passages)}, replace=folder.exists()) as aside:
 
@@ -184,12 +184,12 @@ def _make(folder: Path, passages: Passages, analyzer: Analyzer) -> None:
         postings = merge(lambda: (PostingsBlock.read(unmerged / name) for name in names), on_disk)
         (aside / _TERMS).write_text("\n".join(postings.vocabulary), encoding="utf-8")
         del postings
-    parts.remove()
+    pieces.remove()
 
 
-def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyzer: Analyzer) -> Iterator[None]:
+def _in_processes(pieces: Pieces, blocks: Iterable[tuple[str, list[str]]], analyzer: Analyzer) -> Iterator[None]:
     try:
-        yield from map_in_processes(partial(_write_block, parts, analyzer), blocks, [__name__])
+        yield from map_in_processes(partial(_write_block, pieces, analyzer), blocks, [__name__])
     except ProcessDeath as death:
         [(name, texts)] = death.args
         first = int(name) * BLOCK
@@ -198,9 +198,9 @@ def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyze
         raise DataError(what, where, "free memory, and run the command again") from death
 
 
-def _write_block(parts: Parts, analyzer: Analyzer, block: tuple[str, list[str]]) -> None:
+def _write_block(pieces: Pieces, analyzer: Analyzer, block: tuple[str, list[str]]) -> None:
     name, texts = block
-    parts.write(name, PostingsBlock.of(texts, analyzer).write)
+    pieces.write(name, PostingsBlock.of(texts, analyzer).write)
 
 
 def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:

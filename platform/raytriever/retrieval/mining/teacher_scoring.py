@@ -1,9 +1,9 @@
-"""Teacher scoring job: it checks all inputs, scores the pairs part by part, and commits the result.
+"""Teacher scoring job: it checks all inputs, scores the pairs piece by piece, and commits the result.
 
 Each query of a split is scored with its positives and its candidates: the rows of a negatives table and the best
 documents of a TREC run. If neither is passed, the candidates are the hard negatives of the data set. Scores are the
-cross-encoder's logits, before any activation. The cache keeps finished parts, so after an interruption the same command
-continues and writes the same bytes."""
+cross-encoder's logits, before any activation. The cache keeps finished pieces, so after an interruption the same
+command continues and writes the same bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raytriever.core.progress import Progress
 from raytriever.core.reading.arrays import read_array
 from raytriever.core.store.commit import MANIFEST, committed_directory, read_manifest, remove
 from raytriever.core.store.disk import check_writable, has_content
-from raytriever.core.store.unfinished_parts import Parts, folder_of_blocks
+from raytriever.core.store.unfinished_pieces import Pieces, folder_of_blocks
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.trec_runs import read_run
@@ -38,8 +38,8 @@ from raytriever.models.resolve_model import commit_of, resolve_model
 from raytriever.retrieval.mining.mining_settings import ScoreConfig
 
 _SCORES = "scores.npy"
-# Pairs of a part: a few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
-PART_PAIRS = 8_192
+# Pairs of a piece: a few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
+PIECE_PAIRS = 8_192
 # For each value of the manifest, a description for error messages of scores with another value.
 _DIFFERENCES = {
     "model_digest": "by another model",
@@ -59,7 +59,7 @@ class ScoringResult:
     # `positives`, `candidates`: scores of the positives and of the candidates.
     positives: Float32[ndarray, " positives"]
     candidates: Float32[ndarray, " candidates"]
-    above: float  # share of candidates that score above their query's lowest positive: likely false negatives
+    above: float  # fraction of candidates that score above their query's lowest positive: likely false negatives
     activation: str  # activation that sentence-transformers would apply to the scores
     # `scored`, `seconds`: number of pairs that this call scored, and its duration.
     scored: int
@@ -71,18 +71,18 @@ def run_scoring(
     config: ScoreConfig,
     data: DataConfig,
     output: Path,
-    report: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     split: str = "train",
     precision: str | None = None,
-    part: int = PART_PAIRS,
+    piece: int = PIECE_PAIRS,
 ) -> ScoringResult:
     """Score the pairs and commit the scores to `output`. If it already has these scores, read them.
 
     Args:
         split: split whose queries are scored.
         precision: precision of the cross-encoder; None for the fastest on this hardware.
-        part: number of pairs that are committed together.
+        piece: number of pairs that are committed together.
     """
     if not config.model:
         raise ConfigError("is missing", setting("model"), "name a cross-encoder: a directory, or a hub name")
@@ -91,7 +91,7 @@ def run_scoring(
     chosen = choose_precision(precision, device)
     commit = commit_of(config.model, config.revision)
     teacher = CrossEncoder(resolve_model(config.model, commit or config.revision), device, chosen, config.max_length)
-    dataset = open_all_splits(data.dataset, [split], max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
+    dataset = open_all_splits(data.dataset, [split], max_bad_rows=data.max_bad_rows, run=in_processes, log=log)
     pairs = collect_pairs(dataset, split, config)
     decides = {
         "model_digest": teacher.digest(),
@@ -99,17 +99,17 @@ def run_scoring(
         "pairs_digest": pairs.digest,
         "length": teacher.length,
         "precision": chosen,
-        "part": part,
+        "piece": piece,
     }
     started, scored = time.monotonic(), 0
     if has_content(output):
         _check_same(output, decides)
-        report(f"{output} already has these scores: nothing is scored again")
+        log(f"{output} already has these scores: nothing is scored again")
         scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
     else:
-        report(f"{dataset.name}: scoring {len(pairs):,} pairs with {config.model} ({chosen} on {device})")
+        log(f"{dataset.name}: scoring {len(pairs):,} pairs with {config.model} ({chosen} on {device})")
         finished = folder_of_blocks([*decides.values()], dataset)
-        scores, scored = _score(Parts(finished, optional="a scoring"), part, teacher, dataset, pairs)
+        scores, scored = _score(Pieces(finished, optional="a scoring"), piece, teacher, dataset, pairs)
         names = {"model": config.model, "revision": commit, "dataset": dataset.name, "split": split}
         meta = {"kind": KIND, **names, **decides, "pairs": len(pairs), "activation": teacher.activation}
         with committed_directory(output, meta) as folder:
@@ -139,11 +139,11 @@ def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
 
 
 def _score(
-    finished: Parts, part: int, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
+    finished: Pieces, piece: int, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
 ) -> tuple[Float32[ndarray, " pairs"], int]:
     scores, passages, missing = np.empty(len(pairs), np.float32), dataset.passages(), dict[str, slice]()
-    for start in range(0, len(pairs), part):
-        rows, name = slice(start, min(len(pairs), start + part)), f"part-{start // part:06d}"
+    for start in range(0, len(pairs), piece):
+        rows, name = slice(start, min(len(pairs), start + piece)), f"piece-{start // piece:06d}"
         if (read := finished.read(name, partial(_load, rows.stop - start))) is None:
             missing[name] = rows
         else:

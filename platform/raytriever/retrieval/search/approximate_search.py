@@ -1,4 +1,4 @@
-"""Index job: build or open the approximate index of a data set's passages, search it, and measure its recall."""
+"""Index job: build or open the approximate index of a data set's passages, search it, and evaluate its recall."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from raytriever.models.model_settings import ModelConfig
 from raytriever.retrieval.encoding.embed_corpus import embed_corpus, open_matching_store, plan_embeddings
 from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
 from raytriever.retrieval.encoding.encode_texts import encode_queries
-from raytriever.retrieval.encoding.load_for_encoding import open_encoder, report_prompts
+from raytriever.retrieval.encoding.load_for_encoding import log_prompts, open_encoder
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex
 from raytriever.retrieval.index.approximate.build_index import build_index
 from raytriever.retrieval.index.approximate.faiss_indexes import POINTS, default_code_bytes, default_lists
-from raytriever.retrieval.index.approximate.index_recall import format_count, measure
+from raytriever.retrieval.index.approximate.index_recall import evaluate_recall, format_count
 from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 from raytriever.retrieval.index.approximate.stored_index import read_index, read_meta, save_index, write_embeddings
 from raytriever.retrieval.index.exact_top_k import tie_order, top_k
@@ -54,7 +54,7 @@ class IndexResult(PassageIndex):
     seconds: float | None
 
     def rank(
-        self, queries: Float32[ndarray, "queries width"], k: int
+        self, queries: Float32[ndarray, "queries dim"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """See `PassageIndex.rank`."""
         return self.index.search(queries, k)
@@ -65,7 +65,7 @@ def run_index(
     model: ModelConfig,
     data: DataConfig,
     output: Path,
-    report: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     precision: str | None = None,
     seed: int = 0,
@@ -94,49 +94,47 @@ def run_index(
     check_writable(output)
     existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, split)) if split]
-    dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, run=in_processes, report=report)
+    dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, run=in_processes, log=log)
     retriever = open_encoder(model, precision)
-    report_prompts(retriever, dataset.name, report)
+    log_prompts(retriever, dataset.name, log)
     store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
     meta = _meta(config, model, seed, dataset, retriever, store, training_split)
-    current = current_calibration(
-        model, dataset.name, dataset.documents, report, int8=retriever.is_int8, file=calibration
-    )
+    current = current_calibration(model, dataset.name, dataset.documents, log, int8=retriever.is_int8, file=calibration)
     result = partial(IndexResult, dataset=dataset, retriever=retriever, calibration=current)
     if existing:
         _check_same(existing, meta, output)
         if existing["key"] == meta["key"]:
             return result(index=_opened(output, config), seconds=None)
-        report(f"{output}: {dataset.name} has changed, so the index is built again")
+        log(f"{output}: {dataset.name} has changed, so the index is built again")
     store = store or embed_corpus(model, retriever, dataset)
-    _check_capacity(config, len(store), store.width, output)
+    _check_capacity(config, len(store), store.dim, output)
     training = _queries(retriever, dataset, training_split) if training_split else None
-    report(f"{model.model}: {retriever.summary()}")
-    with one_writer(output, wait=True, report=report) if existing else nullcontext():
+    log(f"{model.model}: {retriever.summary()}")
+    with one_writer(output, wait=True, log=log) if existing else nullcontext():
         if existing and read_meta(output)["key"] == meta["key"]:  # another command has just built this index
             return result(index=_opened(output, config), seconds=None)
         with committed_directory(output, meta, replace=output.exists()) as folder:
-            vectors = write_embeddings(folder, (block for _, block in store.blocks()), (len(store), store.width))
+            vectors = write_embeddings(folder, (block for _, block in store.blocks()), (len(store), store.dim))
             ties, started = tie_order(dataset.documents.ids), perf_counter()
-            report(f"{dataset.name}: building an index of {len(store):,} passages ({config.index})")
+            log(f"{dataset.name}: building an index of {len(store):,} passages ({config.index})")
             index = build_index(vectors, config, training, seed, torch.get_num_threads(), ties)
-            index = replace(index, effort=config.effort or index.effort)
+            index = replace(index, search_size=config.search_size or index.search_size)
             seconds = perf_counter() - started
             meta |= save_index(folder, index, config.index)
     return result(index=index, seconds=seconds)
 
 
-def _check_capacity(config: IndexConfig, rows: int, width: int, output: Path) -> None:
+def _check_capacity(config: IndexConfig, rows: int, dim: int, output: Path) -> None:
     remedy = "use a machine with more memory" if config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
     content = "the structures of the index, and the embeddings that it learns from,"
-    check_memory(memory_of_building(config, rows, width), content, remedy)
-    needed = bytes_of_finder(config, rows, width) + rows * (4 * width + 8)
+    check_memory(memory_of_building(config, rows, dim), content, remedy)
+    needed = bytes_of_ann_index(config, rows, dim) + rows * (4 * dim + 8)
     check_disk(output, needed, "the files of the index")
 
 
 def _opened(output: Path, config: IndexConfig) -> ApproximateIndex:
     index = read_index(output)
-    return replace(index, effort=config.effort or index.effort)
+    return replace(index, search_size=config.search_size or index.search_size)
 
 
 def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) -> None:
@@ -144,7 +142,7 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
     if not different:
         return
     name = next((name for name in different if name != "encoder"), "encoder")
-    there, here = (f"{one.get(name)}"[:40] for one in (existing, meta))
+    there, here = (f"{values.get(name)}"[:40] for values in (existing, meta))
     reason = f"its {name.replace('_', ' ')} is {there}, not {here}"
     remedy = f"give another {setting('output')}, or remove it"
     if name == "encoder":
@@ -158,14 +156,14 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
     )
 
 
-def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
+def bytes_of_ann_index(config: IndexConfig, rows: int, dim: int) -> int:
     """Estimate the bytes of an index without its embeddings. They are the same on disk and in memory."""
-    vectors, halves, positions = 4 * width, 2 * width, 8
-    neighbors = 4 * config.value("degree")
+    vectors, halves, positions = 4 * dim, 2 * dim, 8
+    neighbors = 4 * config.value("m")
     of_row = {
         "flat": 0,
         "ivf": vectors + positions,
-        "ivfpq": (config.code_bytes or default_code_bytes(width)) + positions,
+        "ivfpq": (config.code_bytes or default_code_bytes(dim)) + positions,
         "hnsw": halves + 2 * neighbors,  # most nodes are only in the lowest layer, which has twice the degree
         "vamana": vectors + neighbors,
         "roargraph": 2 * neighbors,  # the second half connects all nodes
@@ -173,14 +171,14 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
     return rows * of_row
 
 
-def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
+def memory_of_building(config: IndexConfig, rows: int, dim: int) -> int:
     """Estimate the memory for building an index: its structures, and the embeddings that are read many times."""
     points = POINTS * (config.lists or default_lists(rows))
     read_again = {"ivf": points, "ivfpq": points, "vamana": rows, "roargraph": rows}
-    return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
+    return bytes_of_ann_index(config, rows, dim) + 4 * dim * min(rows, read_again.get(config.index, 0))
 
 
-def _queries(retriever: TextEncoder, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
+def _queries(retriever: TextEncoder, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries dim"]:
     positions = dataset.positives(split).queries
     if not len(positions):
         raise ConfigError(f"{dataset.name} has no judged query", split, "name another split")
@@ -199,8 +197,8 @@ def _meta(
     """Return the entries of the manifest, before any passage is encoded.
 
     `key` is the digest of everything that the index depends on. `store` is the store that the user names, if any."""
-    settings = {name: value for name, value in asdict(config).items() if name != "effort"}
-    settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
+    settings = {name: value for name, value in asdict(config).items() if name not in ("nprobe", "ef_search")}
+    settings |= {"m": config.value("m"), "ef_construction": config.value("ef_construction")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}
     plan = plan_embeddings(model, retriever, dataset, "passage", "fp32")
     stored = store.plan if store else plan
@@ -223,12 +221,12 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
     return format_hits(result.search([query], top)[0])
 
 
-def format_measurements(result: IndexResult, split: str) -> str:
+def format_recall(result: IndexResult, split: str) -> str:
     """Measure recall against exact search, candidates and queries per second on one thread. Return a text table."""
     queries, index = _queries(result.retriever, result.dataset, split), result.index
     rows = []
     for k in CUTOFFS:
-        point = measure(index, queries, top_k(queries, index.embeddings, k, index.ties)[1], index.effort)
+        point = evaluate_recall(index, queries, top_k(queries, index.embeddings, k, index.ties)[1], index.search_size)
         rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
     head = ["k", "recall of the exact k", "candidates per query", "queries/s, 1 thread"]
-    return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + text_table([head, *rows], left=0)
+    return f"{len(queries):,} queries of {split}, search size {index.search_size}\n" + text_table([head, *rows], left=0)

@@ -31,7 +31,7 @@ from raytriever.data.data_sources import SourceFile
 from raytriever.data.dataset import Documents
 from raytriever.data.file_digests import content_digest
 from raytriever.metrics.answer_confidence import Confidence, RankedQuestions
-from raytriever.metrics.answer_threshold import AnswerAim, AnswersAchieved
+from raytriever.metrics.answer_threshold import AnswersAchieved, AnswerTarget
 from raytriever.metrics.metric_inputs import MetricInputError
 from raytriever.metrics.passage_threshold import PassagesKept
 from raytriever.metrics.score_to_probability import CalibrationError, IsotonicMap, PlattMap
@@ -45,7 +45,7 @@ from raytriever.retrieval.mining.bm25 import Bm25Index, compare_best
 FILE, FORMAT = "calibration.json", 5
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # enough for two maps with the largest number of knots
-# A calibration is current if at most this share of the passages was added or removed.
+# A calibration is current if at most this fraction of the passages was added or removed.
 MOST_CHANGED = 0.1
 _SAMPLE, _MOST_DEPTH = 1_024, 1_000
 _MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
@@ -58,17 +58,19 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class AnswerThreshold(AnswersAchieved):
     """Lowest confidence at which a query is answered, with the metrics that it achieved on the testing questions."""
 
-    # `aim`, `wanted`: target for which the threshold was chosen; see `metrics.answer_threshold`.
-    aim: AnswerAim
+    # `target`, `wanted`: target for which the threshold was chosen; see `metrics.answer_threshold`.
+    target: AnswerTarget
     wanted: float | None
     score: float  # the lowest confidence, in the measure that the file names in `confidence`
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassageThreshold(PassagesKept):
-    """Lowest score of a passage to keep, with the shares that it kept for the testing questions."""
+    """Lowest score of a passage to keep, with the fractions that it kept for the testing questions."""
 
-    wanted: float  # target share: of a later question's relevant passages, at least this share is expected to be kept
+    wanted: (
+        float  # target fraction: of a later question's relevant passages, at least this fraction is expected to be kept
+    )
     score: float
     depth: int  # number of best passages of a question to which the threshold applies
 
@@ -232,14 +234,15 @@ def calibration_in(
 def sample_of(documents: Documents) -> list[int]:
     """Return the smallest distinct hashes of a corpus' passages, at most 1,024.
 
-    They are a random sample of the texts. The samples of two corpora estimate the share of common texts (bottom-k
-    sketch; Cohen & Kaplan, 2007). At a share of 0.1, the error is at most 0.02, in two of three cases at most 0.01."""
-    # `forms` are hashes of the texts. An attacker could choose texts whose hashes are not distributed randomly.
-    return np.unique(documents.forms >> np.uint64(1))[:_SAMPLE].tolist()  # so that numbers fit into 63 bits in JSON
+    They are a random sample of the texts. The samples of two corpora estimate the fraction of common texts (bottom-k
+    sketch; Cohen & Kaplan, 2007). At a fraction of 0.1, the error is at most 0.02, in two of three cases at most
+    0.01."""
+    # `hashes` are hashes of the texts. An attacker could choose texts whose hashes are not distributed randomly.
+    return np.unique(documents.hashes >> np.uint64(1))[:_SAMPLE].tolist()  # so that numbers fit into 63 bits in JSON
 
 
-def changed_share(before: Sequence[int], count: int, documents: Documents) -> float:
-    """Estimate two shares, of the added and of the removed passages of a corpus, and return the larger one.
+def changed_fraction(before: Sequence[int], count: int, documents: Documents) -> float:
+    """Estimate two fractions, of the added and of the removed passages of a corpus, and return the larger one.
 
     Args:
         before: sample of the earlier corpus.
@@ -248,21 +251,21 @@ def changed_share(before: Sequence[int], count: int, documents: Documents) -> fl
     """
     then, now = np.array(before, np.uint64), np.array(sample_of(documents), np.uint64)
     both = np.union1d(then, now)[:_SAMPLE]
-    added, removed = (float(np.isin(both, one, invert=True).sum()) for one in (then, now))
+    added, removed = (float(np.isin(both, keys, invert=True).sum()) for keys in (then, now))
     shared = len(both) - added - removed
     return max(added / max(shared + added, 1), removed / max(shared + removed, 1))
 
 
 def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
     """Return why a calibration does not fit a corpus; empty if only few passages have changed."""
-    share = changed_share(calibration.sample, calibration.passages, documents) if calibration.sample else 1.0
-    if share <= MOST_CHANGED:
+    fraction = changed_fraction(calibration.sample, calibration.passages, documents) if calibration.sample else 1.0
+    if fraction <= MOST_CHANGED:
         return ""
     if calibration.dataset != dataset:
         return f"belongs to another corpus than {dataset}"
     if not calibration.sample:
         return "the passages have changed since"
-    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
+    return f"about {fraction:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
 
 
 def encoder_digest(config: ModelConfig, dataset: str, *, int8: bool = False, prompts: Prompts | None = None) -> str:
@@ -295,14 +298,14 @@ def _implausible(calibration: Calibration) -> str:
     )  # fmt: skip
     if any(len(text) > _MOST_CHARACTERS for text in texts):
         return f"a name has more than {_MOST_CHARACTERS:,} characters"
-    if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.digest)):
+    if not all(_DIGEST.fullmatch(digest) for digest in (calibration.data, calibration.corpus, calibration.digest)):
         return "a digest is not a SHA-256"
     errors = calibration.first_error, calibration.later_error
     if not all(0 <= value <= 1 for error in errors for value in astuple(error)):
         return "an error is below 0 or above 1"
     if calibration.confidence.depth > _MOST_DEPTH:
         return f"a confidence depends on more than {_MOST_DEPTH:,} passages"
-    if len(calibration.sample) > _SAMPLE or not all(one >= 0 for one in calibration.sample):
+    if len(calibration.sample) > _SAMPLE or not all(row >= 0 for row in calibration.sample):
         return "the sample of passages is too long, or its numbers are invalid"
     if calibration.passages < 0:
         return "a number of passages is below 0"
@@ -313,12 +316,12 @@ def _implausible(calibration: Calibration) -> str:
             return "a threshold is not finite"
         if threshold.wanted is not None and not 0 < threshold.wanted <= 1:
             return "a wanted value is not above 0 and at most 1"
-        shares = threshold.answered, threshold.top_precision, threshold.wrong, threshold.f1
-        for share in (*shares, *threshold.unanswerable.values()):
-            if not (0 <= share.part <= share.whole and 0 <= share.low <= share.high <= 1):
-                return "a share or its interval is not between 0 and 1"
+        fractions = threshold.answered, threshold.top_precision, threshold.wrong, threshold.f1
+        for fraction in (*fractions, *threshold.unanswerable.values()):
+            if not (0 <= fraction.count <= fraction.total and 0 <= fraction.low <= fraction.high <= 1):
+                return "a fraction or its interval is not between 0 and 1"
     kept = calibration.kept
-    if kept and not (math.isfinite(kept.score) and 0 <= kept.low <= kept.share <= kept.high <= 1 and kept.depth > 0):
+    if kept and not (math.isfinite(kept.score) and 0 <= kept.low <= kept.fraction <= kept.high <= 1 and kept.depth > 0):
         return "the threshold of passages has impossible values"
     return ""
 
@@ -366,7 +369,9 @@ class Decider:
         if missing and len(self.documents) >= depth:
             name = self.calibration.confidence.name
             what = f"the index finds {depth - missing} of the {depth} passages that the confidence {name} needs"
-            raise ConfigError(what, setting("effort"), "give a higher effort, or calibrate thresholds of the score")
+            raise ConfigError(
+                what, setting("ef_search"), "give a larger search size, or calibrate thresholds of the score"
+            )
         ranked = np.full((count, depth), np.nan, np.float32)
         ranked[:, : scores.shape[1]] = np.where(ranking >= 0, scores, np.nan)[:, :depth]
         bm25 = agrees = None

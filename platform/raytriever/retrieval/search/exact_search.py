@@ -35,7 +35,7 @@ from raytriever.retrieval.search.calibration_file import Calibration, Decider, c
 
 @activity("searching the embeddings")
 def search_store(
-    store: EmbeddingStore, queries: Float32[ndarray, "queries width"], k: int, ties: Int64[ndarray, " documents"]
+    store: EmbeddingStore, queries: Float32[ndarray, "queries dim"], k: int, ties: Int64[ndarray, " documents"]
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with only one shard in memory at a time; see `index.exact_top_k.top_k_of_blocks`."""
     return top_k_of_blocks(queries, store.blocks(), k, ties)
@@ -135,7 +135,7 @@ def hits_of(
         threshold, lowest_score = None, calibration.kept.score
     documents, is_hit = dataset.documents, ranking >= 0
     positions, numbers = np.unique(ranking[is_hit], return_inverse=True)
-    ids, titles, texts = (texts_at(each, positions) for each in (documents.ids, documents.titles, documents.texts))
+    ids, titles, texts = (texts_at(column, positions) for column in (documents.ids, documents.titles, documents.texts))
     passage_of = np.full(ranking.shape, -1)
     passage_of[is_hit] = numbers
     found = np.where(is_hit, scores, 0)
@@ -202,7 +202,7 @@ class PassageIndex(ABC):
 
     @abstractmethod
     def rank(
-        self, queries: Float32[ndarray, "queries width"], k: int
+        self, queries: Float32[ndarray, "queries dim"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return scores and positions of the k best passages that the index finds for each query."""
 
@@ -224,7 +224,7 @@ class PassageIndex(ABC):
 class ExactIndex(PassageIndex):
     """Index of passages and their embeddings in memory, for any number of exact searches."""
 
-    embeddings: Float32[ndarray, "passages width"]
+    embeddings: Float32[ndarray, "passages dim"]
 
     @classmethod
     def build(
@@ -246,7 +246,7 @@ class ExactIndex(PassageIndex):
         return Corpus(lambda: blocks, TieOrder.of(tie_order(self.documents.ids)))
 
     def rank(
-        self, queries: Float32[ndarray, "queries width"], k: int
+        self, queries: Float32[ndarray, "queries dim"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """See `PassageIndex.rank`."""
         return self._corpus.top_k(queries, k)

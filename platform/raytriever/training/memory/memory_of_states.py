@@ -18,24 +18,24 @@ ZERO_BUCKET = 50_000_000
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes in addition to the gathered weights: the worker's share of the weights, gradients, optimizer states.
+    """Bytes in addition to the gathered weights: the worker's local batch of the weights, gradients, optimizer states.
 
-    - Share: `zero3` and `fsdp2` store a share of the weights on each worker. During a step, `zero3` gathers all weights
-      and `fsdp2` a block at a time.
+    - Share: `zero3` and `fsdp2` store a fraction of the weights on each worker. During a step, `zero3` gathers all
+      weights and `fsdp2` a block at a time.
     - Gradients: the sum over the chunks (float32, trained weights only), and the copy that DDP synchronizes between
-      workers. Instead of that copy, ZeRO has a message buffer; `zero3` also has the worker's share of the gradients,
-      and the gradient of the largest parameter. `fsdp2` has only the worker's share.
+      workers. Instead of that copy, ZeRO has a message buffer; `zero3` also has the worker's local batch of the
+      gradients, and the gradient of the largest parameter. `fsdp2` has only the worker's local batch.
     - Optimizer: the two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the number of workers. ZeRO adds a
-      float32 copy of the worker's share of the weights. Offloaded states use no GPU memory."""
+      float32 copy of the worker's local batch of the weights. Offloaded states use no GPU memory."""
 
-    share: int
+    local: int
     gradients: int
     optimizer: int
 
     @property
     def total(self) -> int:
         """Sum over all fields."""
-        return self.share + self.gradients + self.optimizer
+        return self.local + self.gradients + self.optimizer
 
     @classmethod
     def of(
@@ -53,25 +53,25 @@ class StateBytes:
         if strategy == "fsdp2":
             return cls(weights // workers, own // workers, -(-2 * own // workers))
         if strategy in ("zero1", "zero2", "zero3"):
-            share = 0
+            local = 0
             gradients += FLOAT * ZERO_BUCKET
             if strategy == "zero3":
-                share = weights // workers
+                local = weights // workers
                 gradients += own // workers + FLOAT * max(trained)
-            return cls(share, gradients, 0 if settings.offload_optimizer else -(-3 * own // workers))
+            return cls(local, gradients, 0 if settings.offload_optimizer else -(-3 * own // workers))
         return cls(0, gradients + own * (workers > 1), 2 * own)
 
 
 @dataclass(frozen=True)
 class WorkerTexts:
-    """Texts of at most `tokens` tokens that one worker encodes and scores in a step, with embeddings of `width`
+    """Texts of at most `tokens` tokens that one worker encodes and scores in a step, with embeddings of `dim`
     dimensions."""
 
     queries: int
     passages: int
     workers: int
     tokens: int
-    width: int
+    dim: int
 
     @property
     def texts(self) -> int:
@@ -79,19 +79,19 @@ class WorkerTexts:
         return self.queries + self.passages
 
 
-def batch_bytes(share: WorkerTexts, device: str) -> int:
+def batch_bytes(local: WorkerTexts, device: str) -> int:
     """Return the bytes of the embeddings of the whole batch and of the scores, in float32, on a type of device.
 
     Three copies of a worker's own embeddings exist at once: by chunk, joined, and in the order of the batch. The loss
     holds three tensors, each as large as the embeddings of its queries and of the passages of all workers: scaled or
     gathered embeddings, their gradient, and the scaled gradient. It also holds one block of scores, whose size depends
     on the type of device, and a temporary tensor of the same size."""
-    candidates = share.workers * share.passages
-    panel = candidates * panel_height(share.queries, FLOAT * candidates, device)
-    return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)
+    candidates = local.workers * local.passages
+    panel = candidates * panel_height(local.queries, FLOAT * candidates, device)
+    return FLOAT * (3 * local.dim * (local.texts + local.queries + candidates) + 2 * panel)
 
 
-def guide_bytes(weights: int, precision: str, width: int, share: WorkerTexts) -> int:
+def guide_bytes(weights: int, precision: str, dim: int, local: WorkerTexts) -> int:
     """Return the bytes of a guide: its weights, and its embeddings of this worker's texts and of all passages."""
-    embeddings = FLOAT * width * (share.texts + share.workers * share.passages)
+    embeddings = FLOAT * dim * (local.texts + local.workers * local.passages)
     return weights * (2 if precision == "bf16" else FLOAT) + embeddings

@@ -4,8 +4,8 @@ The bytes are those at the peak of a step: during the backward pass of a chunk, 
 and the embeddings of the whole batch exist.
 
 - Weights: as prepared for training. `fsdp2` gathers two blocks at a time, the current and the next one, by messages
-  that are copies of them. It keeps its share of the gradients only; those of a chunk are freed one after another.
-- The worker's share of the weights, gradients and optimizer states: see `StateBytes`.
+  that are copies of them. It keeps its fraction of the gradients only; those of a chunk are freed one after another.
+- The worker's fraction of the weights, gradients and optimizer states: see `StateBytes`.
 - Cast weights: bf16 copies of float32 weights, which autocast makes and holds for a pass over all chunks.
 - Batch: embeddings in float32 and one block of scores; see `batch_bytes`.
 - Guide: all weights of the encoder that masks false negatives, and its embeddings.
@@ -55,10 +55,10 @@ class MemoryPlan:
     """
 
     def __init__(
-        self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: WorkerTexts, guide: int = 0
+        self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, local: WorkerTexts, guide: int = 0
     ) -> None:
-        self.encoder, self.towers, self.training, self.share, self.guide = encoder, towers, training, share, guide
-        self._chunk = cache(lambda texts: encoder.chunk_bytes(texts, share.tokens, training.strategy == "fsdp2"))
+        self.encoder, self.towers, self.training, self.local, self.guide = encoder, towers, training, local, guide
+        self._chunk = cache(lambda texts: encoder.chunk_bytes(texts, local.tokens, training.strategy == "fsdp2"))
 
     @cached_property
     def trained(self) -> int:
@@ -75,11 +75,11 @@ class MemoryPlan:
         return counts
 
     def parts(self, texts: int) -> StepMemory:
-        """Return the bytes with chunks of `texts` texts. A chunk of all texts of the share means no caching."""
-        settings, workers = self.training, self.share.workers
+        """Return the bytes with chunks of `texts` texts. A chunk of all texts of the fraction means no caching."""
+        settings, workers = self.training, self.local.workers
         weights = self.towers * sum(p.nbytes for p in self.encoder.encoder.parameters())
         sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
-        state = StateBytes.of(settings, workers, weights, sizes, texts < self.share.texts)
+        state = StateBytes.of(settings, workers, weights, sizes, texts < self.local.texts)
         if settings.strategy == "fsdp2":
             # The peak is the larger of two: the weights outside blocks with their message, or two blocks with one.
             sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
@@ -87,11 +87,11 @@ class MemoryPlan:
             weights = rest + max(rest, 3 * max(sizes, default=0))
         chunk = self._chunk(texts)
         return StepMemory(
-            weights + state.share,
+            weights + state.local,
             state.gradients,
             state.optimizer,
             chunk.cast,
-            batch_bytes(self.share, self.encoder.device),
+            batch_bytes(self.local, self.encoder.device),
             self.guide,
             chunk.kept,
             chunk.peak - chunk.kept - chunk.cast,
@@ -102,7 +102,7 @@ class MemoryPlan:
 
         All texts have the greatest length. The result is 0 if not even one text fits. Bytes are almost linear in the
         number of texts, so few chunks are simulated."""
-        parts, fits, fails = self.parts, 1, self.share.texts
+        parts, fits, fails = self.parts, 1, self.local.texts
         if parts(fails).total <= budget:  # the most frequent case needs only one simulation
             return fails
         if parts(fits).total > budget:

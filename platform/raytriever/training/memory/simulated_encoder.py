@@ -131,7 +131,9 @@ class SimulatedEncoder:
         tracker = AllocationTracker()
         tracker.ignore(self.encoder)
         trained = self.trained
-        hooks = [one.register_post_accumulate_grad_hook(_free_gradient) for one in trained if frees_gradients]
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(_free_gradient) for parameter in trained if frees_gradients
+        ]
         with self.mode, tracker, autocast(self.precision, CPU):
             ids = torch.zeros(texts, tokens, dtype=torch.long)
             embeddings = self.encoder({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).float()
@@ -174,7 +176,7 @@ def simulate(
         backbone = text_encoder_of(config, base_type(model.lora_rank, precision))
     with torch.device("meta"):
         encoder = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
-        encoder.head = load_head(head_modules(files, description, model)[side], encoder.pooled_width, {}, False)
+        encoder.head = load_head(head_modules(files, description, model)[side], encoder.pooled_dim, {}, False)
     prepare_encoder(encoder, model)
     return SimulatedEncoder(encoder, device, precision)
 
@@ -231,7 +233,7 @@ class _Float32LayerNorm(nn.LayerNorm):
         """Normalize states."""
         if not torch.is_autocast_enabled("cpu"):
             return super().forward(input)
-        weight, bias = (None if one is None else one.float() for one in (self.weight, self.bias))
+        weight, bias = (None if tensor is None else tensor.float() for tensor in (self.weight, self.bias))
         return nn.functional.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
 
 
@@ -252,7 +254,7 @@ class _FusedKernel(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         query, key, value = args[:3]
         if torch.is_autocast_enabled("cpu"):
-            query, key, value = (one.to(torch.bfloat16) for one in (query, key, value))
+            query, key, value = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
         return _FusedAttention.apply(query, key, value, kwargs.get("attn_mask"))
 
 
@@ -272,4 +274,4 @@ class _FusedAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         by_bias = torch.empty_like(ctx.saved_tensors[3]) if ctx.needs_input_grad[3] else None
-        return *(torch.empty_like(one) for one in ctx.saved_tensors[:3]), by_bias
+        return *(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3]), by_bias

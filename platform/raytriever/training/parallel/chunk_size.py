@@ -45,7 +45,7 @@ def activations(forward: Callable[[], object]) -> int:
 
 FILE = "chunks.json"
 # Fraction of the free memory that activations may use. The rest is for temporary tensors, and for fragmentation.
-SHARE = 0.7
+FRACTION = 0.7
 PROBE = 2  # texts of the smaller of the two measured chunks
 # Types of devices for which a chunk is searched. Not on a CPU: its memory is shared and paged, and a trial takes as
 # long as a training step.
@@ -65,7 +65,7 @@ def find_chunk(
     Args:
         encode: computes the embeddings of a number of texts of the greatest length, differentiably.
         parameters: trained parameters that `encode` uses.
-        texts: queries and passages of a worker's share of a batch.
+        texts: queries and passages of a worker's local batch of a batch.
         key: everything that the chunk depends on; an earlier run may have stored a halved chunk under it.
         reserve: bytes that training allocates later: gradients, moments, embeddings of the batch, scores.
     """
@@ -100,7 +100,7 @@ def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> int:
             raise
         return min(texts, PROBE)
     per_text = max(1, (more - few) // PROBE)
-    return max(1, min(texts, int(SHARE * free) // per_text))
+    return max(1, min(texts, int(FRACTION * free) // per_text))
 
 
 def _fits(
@@ -164,7 +164,7 @@ class ChunkChoice:
         """Return the initial chunk size in tokens; None means the whole batch. All workers call it."""
         given = self._settings.grad_cache_chunk
         if given is not None and given > texts:
-            what = f"a chunk of {given} is more than the {texts} texts of a worker's share of a batch"
+            what = f"a chunk of {given} is more than the {texts} texts of a worker's local batch of a batch"
             raise ConfigError(what, setting("grad_cache_chunk"), f"give at most {texts}, or leave it out")
         if not self._is_searched:
             return self._given
@@ -180,7 +180,7 @@ class ChunkChoice:
         """Return the number of texts of the greatest length that fit on every worker; None if all fit."""
         trained = [parameter for parameter in self._retriever.parameters() if parameter.requires_grad]
         queries, size = self._settings.batch_size // self._workers.size, self._workers.size
-        share = WorkerTexts(queries, texts - queries, size, self._longest, self._retriever.width)
+        local = WorkerTexts(queries, texts - queries, size, self._longest, self._retriever.dim)
         weights = sum(parameter.nbytes for parameter in self._retriever.parameters())
         state = StateBytes.of(self._settings, size, weights, [parameter.numel() for parameter in trained], True)
         # Autograd holds the gradients of one chunk in addition to the sum over all chunks.
@@ -191,7 +191,7 @@ class ChunkChoice:
             texts,
             self._device,
             self._key,
-            reserve=reserve + batch_bytes(share, self._device.type),
+            reserve=reserve + batch_bytes(local, self._device.type),
         )
         smallest = -int(self._workers.all_reduce(torch.tensor(-(largest or texts), device=self._device), "max"))
         return None if smallest >= texts else smallest
@@ -211,7 +211,8 @@ class ChunkChoice:
             return chunk
         # The length of a text includes the padding of its bucket, as in a chunk.
         longest_text = max(
-            tokens_of(one) // texts_of(one) if not is_packed(one) else int(lengths_of(one).max()) for one in chunks
+            tokens_of(chunk) // texts_of(chunk) if not is_packed(chunk) else int(lengths_of(chunk).max())
+            for chunk in chunks
         )
         sizes = torch.tensor([sum(map(tokens_of, chunks)), longest_text], device=self._device)
         tokens, longest_text = (self._workers.all_reduce(sizes, "max") if is_agreed else sizes).tolist()

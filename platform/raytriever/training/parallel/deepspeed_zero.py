@@ -144,8 +144,8 @@ def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> I
         if position is None:
             continue
         state = optimizer.optimizer.state.get(position.flat, {})
-        moments = {key: value if key == STEP else position.of(value) for key, value in state.items()}
-        yield from slices_of(name, position.of(position.flat), position.start, shape, moments)
+        optimizer_state = {key: value if key == STEP else position.of(value) for key, value in state.items()}
+        yield from slices_of(name, position.of(position.flat), position.start, shape, optimizer_state)
 
 
 @torch.no_grad()

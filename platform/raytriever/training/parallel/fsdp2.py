@@ -91,8 +91,8 @@ class FullyShard(Strategy):
             if not parameter.requires_grad or not own.numel():
                 continue
             state = self._optimizer.state.get(parameter, {})
-            moments = {key: _local(value).flatten() for key, value in state.items()}
-            yield from slices_of(name, own.flatten(), start, shape, moments)
+            optimizer_state = {key: _local(value).flatten() for key, value in state.items()}
+            yield from slices_of(name, own.flatten(), start, shape, optimizer_state)
 
     @torch.no_grad()
     def load_state(self, slices: Iterable[Slice]) -> None:

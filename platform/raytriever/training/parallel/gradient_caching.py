@@ -10,7 +10,7 @@ All of this happens in the forward pass. Its result is the value of the loss, wi
 The backward pass only delivers each of them once. So a data-parallel wrapper synchronizes once, and needs neither
 `no_sync` nor an accumulation boundary. With several workers, the backward pass of the smallest chunk is left to the
 wrapper, which reduces gradients while that pass computes others. A cached step equals an uncached step over the same
-chunks, dropout included: both draw the masks of each chunk from the same generators."""
+chunks, dropout included: both sample the masks of each chunk from the same generators."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def cached_loss(
 
     Args:
         texts: texts of each chunk.
-        encode: computes the embeddings of one chunk, `[texts, width]` in float32.
+        encode: computes the embeddings of one chunk, `[texts, dim]` in float32.
         precision: autocast context of `encode`. It is entered once a pass, so that weights are cast once a pass.
         reduce: computes the loss from the embeddings of all chunks, in their order.
         encoder: trained parameters that `encode` uses.
@@ -115,7 +115,7 @@ def cached_loss(
     after = DropoutState.now(device)
     output = reduce(embeddings)
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
-    for chunk, gradient in zip(chunks, by_embedding.split([texts_of(one.tokens) for one in chunks]), strict=True):
+    for chunk, gradient in zip(chunks, by_embedding.split([texts_of(chunk.tokens) for chunk in chunks]), strict=True):
         chunk.gradient = gradient
     # The chunk to leave is the smallest. Its backward pass comes after the vote, and fits because larger chunks did.
     left = min(chunks, key=lambda chunk: tokens_of(chunk.tokens)) if leaves_chunk else None
@@ -173,18 +173,18 @@ class _Total:
             embeddings, self._parameters, gradient, allow_unused=True
         )
         totals, others = list[Tensor](), list[Tensor]()
-        for index, own in enumerate(gradients):
+        for index, of_chunk in enumerate(gradients):
             total = self.gradients[index]
-            if own is None:
+            if of_chunk is None:
                 continue
             # Autograd may return one tensor for several parameters. So only sums made here are changed in place.
             if total is None:
-                self.gradients[index] = own
+                self.gradients[index] = of_chunk
             elif self._chunks[index] == 1:
-                self.gradients[index] = total + own
+                self.gradients[index] = total + of_chunk
             else:
                 totals.append(total)
-                others.append(own)
+                others.append(of_chunk)
             self._chunks[index] += 1
         if totals:
             torch._foreach_add_(totals, others)  # one launch for many parameters

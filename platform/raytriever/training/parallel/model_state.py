@@ -19,27 +19,27 @@ from torch import Tensor, nn
 from raytriever.core.errors import StorageError, setting
 from raytriever.models.checkpoint_model import CHECKPOINT, OTHER_OUTPUT, Slice, whole_tensors
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 STEP = "step"
 SAME_RUN = f"give the model, settings and data that made the checkpoint, or another {setting('output')}"
 
 
 def slices_of(
-    name: str, values: Tensor, start: int, shape: tuple[int, ...], moments: Mapping[str, Tensor]
+    name: str, values: Tensor, start: int, shape: tuple[int, ...], optimizer_state: Mapping[str, Tensor]
 ) -> Iterator[Slice]:
     """Yield a worker's slices of a weight and of its moments. The step count comes with the slice that starts at 0.
 
     Args:
         values: the worker's slice of the weight, one-dimensional.
         start: index of its first value in the flattened weight.
-        moments: the worker's slices of the moments, and the step count, by name.
+        optimizer_state: the worker's slices of the moments, and the step count, by name.
     """
     yield Slice(name, values, start, shape)
-    for key, own in moments.items():
+    for key, state in optimizer_state.items():
         if key != STEP:
-            yield Slice(f"{name}:{key}", own, start, shape)
+            yield Slice(f"{name}:{key}", state, start, shape)
         elif start == 0:
-            yield Slice(f"{name}:{key}", own.detach().flatten(), 0, ())
+            yield Slice(f"{name}:{key}", state.detach().flatten(), 0, ())
 
 
 def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.Parameter, str, Tensor], None]) -> None:
@@ -57,9 +57,11 @@ def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.P
         kinds = kinds_of.get(name, set())
         if "" not in kinds and parameter.requires_grad:
             _refuse(name, None, shapes[name])
-        if kinds not in (set(), {""}, {"", STEP, *MOMENTS}):
-            moments = ", ".join(sorted(kinds - {""}))
-            raise StorageError(f"{name} has the moments {moments}, expected all or none", CHECKPOINT, OTHER_OUTPUT)
+        if kinds not in (set(), {""}, {"", STEP, *ADAMW_STATE}):
+            optimizer_state = ", ".join(sorted(kinds - {""}))
+            raise StorageError(
+                f"{name} has the moments {optimizer_state}, expected all or none", CHECKPOINT, OTHER_OUTPUT
+            )
 
 
 def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
@@ -67,8 +69,8 @@ def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Ite
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        moments = {key: value.detach().flatten() for key, value in optimizer.state.get(parameter, {}).items()}
-        yield from slices_of(name, parameter.detach().flatten(), 0, tuple(parameter.shape), moments)
+        optimizer_state = {key: value.detach().flatten() for key, value in optimizer.state.get(parameter, {}).items()}
+        yield from slices_of(name, parameter.detach().flatten(), 0, tuple(parameter.shape), optimizer_state)
 
 
 @torch.no_grad()

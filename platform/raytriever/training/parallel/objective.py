@@ -29,7 +29,7 @@ def level(texts: Buckets, vote: Vote) -> Buckets:
 
 
 class Objective(nn.Module):
-    """Module that computes the loss of the global batch from one worker's share of it.
+    """Module that computes the loss of the global batch from one worker's local batch of it.
 
     Args:
         retriever: the encoder that is trained.
@@ -124,7 +124,7 @@ def with_default_operands(config: LossConfig, precision: str, device: torch.devi
 def _in_order(embeddings: Tensor, passes: Passes, batch: Batch) -> tuple[Tensor, ...]:
     """Sort the embeddings of all chunks into the order of the batch, and split them into queries and passages."""
     by_pass = embeddings.split([sum(map(texts_of, texts.buckets)) for texts, _ in passes])
-    ordered = torch.cat([one[texts.indices] for one, (texts, _) in zip(by_pass, passes, strict=True)])
+    ordered = torch.cat([embeddings[texts.indices] for embeddings, (texts, _) in zip(by_pass, passes, strict=True)])
     return ordered.split([len(batch.queries.indices), len(batch.passages.indices)])
 
 

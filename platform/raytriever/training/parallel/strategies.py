@@ -20,7 +20,7 @@ from raytriever.losses.loss import LossOutput
 from raytriever.models.checkpoint_model import Slice
 from raytriever.models.device_memory import HostCopy
 from raytriever.training.batch_loader import Batch
-from raytriever.training.parallel.model_state import MOMENTS, STEP, replicated_state, restore_replicated
+from raytriever.training.parallel.model_state import ADAMW_STATE, STEP, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
 
 # torch 2.13 renamed this argument of DDP, and warns about the old name.
@@ -75,7 +75,7 @@ class Strategy(ABC):
 
         If the loss `value` or the gradient is not finite, the step changes no parameter and raises `NotFiniteError`. To
         check this, the CPU waits for the GPU, unless the optimizer reads a flag on the device (`found_inf` of fused
-        AdamW). Then this step and all later ones change no parameter, and `StepReports` raises the error afterwards."""
+        AdamW). Then this step and all later ones change no parameter, and `StepLines` raises the error afterwards."""
         norm = self._norm
         try:
             if getattr(self._optimizer, "_step_supports_amp_scaling", False):
@@ -94,12 +94,12 @@ class Strategy(ABC):
         can be repeated in this process."""
         self._optimizer.zero_grad(set_to_none=True)
         for parameter, state in list(self._optimizer.state.items()):
-            if not {STEP, *MOMENTS} <= state.keys():  # memory ran out before all moments were allocated
+            if not {STEP, *ADAMW_STATE} <= state.keys():  # memory ran out before all moments were allocated
                 del self._optimizer.state[parameter]
         return True
 
     @torch.no_grad()
-    def measure(self, batch: Batch) -> LossOutput:
+    def evaluate(self, batch: Batch) -> LossOutput:
         """Return the loss without gradient. Dropout is applied if the module is in training mode."""
         with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)

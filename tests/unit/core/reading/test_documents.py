@@ -50,7 +50,7 @@ line.<br>Two</p><!-- no --><ul><li>a<li>b</ul><table><tr><td>1</td><td>2</td></t
 
 
 def sections(name: str, raw: bytes | str) -> list[tuple[tuple[str, ...], str, str]]:
-    return [(one.headings, one.anchor, one.text) for one in parsed(name, raw).sections]
+    return [(section.headings, section.anchor, section.text) for section in parsed(name, raw).sections]
 
 
 def parsed(name: str, raw: bytes | str) -> ParsedDocument:
@@ -164,7 +164,7 @@ def test_pdf_pages_are_sections_under_the_outline(tmp_path: Path) -> None:
     write_pdf(tmp_path / "a.pdf", pages, "Pump", [("Intro", 0), ("Valves", 2)], password="")
     document = parsed("a.pdf", (tmp_path / "a.pdf").read_bytes())
     assert document.title == "Pump"
-    assert [(one.headings, one.anchor, one.text) for one in document.sections] == [
+    assert [(section.headings, section.anchor, section.text) for section in document.sections] == [
         (("Intro",), "page=1", "The manual."),
         (("Valves",), "page=3", "Valves leak."),
     ]

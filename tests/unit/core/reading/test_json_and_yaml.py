@@ -18,7 +18,7 @@ from raytriever.core.reading.arrays import read_array, read_arrow
 from raytriever.core.reading.json_and_yaml import conform, parse_json, read_json, read_yaml
 
 
-class Figures(TypedDict):
+class Metrics(TypedDict):
     after: dict[str, float | None]
     best: NotRequired[float]
     state: Literal["new", "old"]
@@ -45,7 +45,7 @@ def message(value: object, kind: Any) -> str:
 
 
 def test_content_of_the_expected_type_is_returned() -> None:
-    assert conform(GOOD | {"further": 1}, "a", Figures, "") == GOOD | {"further": 1}
+    assert conform(GOOD | {"further": 1}, "a", Metrics, "") == GOOD | {"further": 1}
     assert conform([{"step": 1, "names": ["a"]}], "a", list[Entry], "") == [Entry(1, ("a",))]
     assert conform({"a": 1}, "a", dict[str, float], "") == {"a": 1}
 
@@ -53,11 +53,11 @@ def test_content_of_the_expected_type_is_returned() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "text"),
     [
-        ([], Figures, "the content is a list, expected an object"),
-        (GOOD | {"after": []}, Figures, "'after' is a list, expected an object"),
-        (GOOD | {"after": {"mrr": "high"}}, Figures, "'after.mrr' is a text, expected a number or null"),
-        (GOOD | {"after": {"mrr": True}}, Figures, "'after.mrr' is true, expected a number or null"),
-        (GOOD | {"state": "sold"}, Figures, "'state' is a text, expected 'new' or 'old'"),
+        ([], Metrics, "the content is a list, expected an object"),
+        (GOOD | {"after": []}, Metrics, "'after' is a list, expected an object"),
+        (GOOD | {"after": {"mrr": "high"}}, Metrics, "'after.mrr' is a text, expected a number or null"),
+        (GOOD | {"after": {"mrr": True}}, Metrics, "'after.mrr' is true, expected a number or null"),
+        (GOOD | {"state": "sold"}, Metrics, "'state' is a text, expected 'new' or 'old'"),
         ([{"step": 1}, {"step": 1.5}], list[Entry], "'1.step' is 1.5, expected a whole number"),
         ([{"step": 1 << 80}], list[Entry], "'0.step' is a number of more than 64 bits"),
         ([{"stop": 1}], list[Entry], "'0.step' is missing"),
@@ -98,10 +98,10 @@ SCALARS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text("
 
 
 @settings(max_examples=40)
-@given(st.recursive(SCALARS, lambda one: st.lists(one, max_size=4), max_leaves=8))
+@given(st.recursive(SCALARS, lambda item: st.lists(item, max_size=4), max_leaves=8))
 def test_any_other_json_is_refused_in_one_line(value: object) -> None:
     with pytest.raises(StorageError) as refused:
-        conform(value, "a.json", Figures, "")
+        conform(value, "a.json", Metrics, "")
     assert "\n" not in str(refused.value)
 
 

@@ -31,7 +31,7 @@ def reason(name: str, raw: bytes) -> str:
 def test_headings_of_word_are_sections_and_tables_keep_their_header() -> None:
     document = parsed("a.docx", word_file())
     assert document.title == "Pump manual"
-    assert [(one.headings, one.anchor, one.text) for one in document.sections] == [
+    assert [(section.headings, section.anchor, section.text) for section in document.sections] == [
         (("Pump manual",), "pump-manual", "Before any heading."),
         (("Installation",), "installation", "Close the valve."),
         (("Installation", "Prices"), "prices", "part | price\n\nseal ring | 3\n\nhose | 4\n\nWithout tax."),
@@ -46,7 +46,7 @@ def test_headings_of_word_are_sections_and_tables_keep_their_header() -> None:
 def test_slides_are_sections_with_title_table_and_notes() -> None:
     document = parsed("a.PPTX", slide_file(["Pumps", "", "Overview"]))
     assert document.title == "Overview"
-    assert [(one.headings, one.anchor) for one in document.sections] == [
+    assert [(section.headings, section.anchor) for section in document.sections] == [
         (("Overview",), "slide=1"),
         (("Pumps",), "slide=2"),
         (("Slide 3",), "slide=3"),
@@ -64,7 +64,7 @@ def test_a_slide_with_a_title_alone_has_its_title_as_text() -> None:
 
     deck = Presentation()
     deck.slides.add_slide(deck.slide_layouts[5]).shapes.title.text = "The pump"
-    assert [one.text for one in parsed("a.pptx", saved(deck)).sections] == ["The pump"]
+    assert [section.text for section in parsed("a.pptx", saved(deck)).sections] == ["The pump"]
 
 
 @pytest.mark.parametrize(

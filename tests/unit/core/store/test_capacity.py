@@ -26,8 +26,8 @@ from raytriever.models.retriever import load_retriever
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.index.approximate.build_index import build_index
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
-from raytriever.retrieval.index.approximate.stored_index import FINDER
-from raytriever.retrieval.search.approximate_search import bytes_of_finder
+from raytriever.retrieval.index.approximate.stored_index import ANN_INDEX
+from raytriever.retrieval.search.approximate_search import bytes_of_ann_index
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.run_config import Config
 from raytriever.training.training_settings import TrainingConfig
@@ -85,11 +85,11 @@ def test_embeddings_have_the_estimated_size(dtype: str, tmp_path: Path) -> None:
 def test_indexes_have_the_estimated_size(kind: str, tmp_path: Path) -> None:
     rows = 600 if kind == "roargraph" else DOCUMENTS  # which takes longest to build
     values = np.random.default_rng(0).normal(size=(rows, 32)).astype(np.float32)
-    config = IndexConfig(index=kind, degree=16)
+    config = IndexConfig(index=kind, m=16)
     index = build_index(values, config, values[:500] if kind == "roargraph" else None, 0, 1)
     write_index(tmp_path / "index", index, kind, {})
-    needed = bytes_of_finder(config, rows, 32)
-    assert size_of(tmp_path / "index" / FINDER) == pytest.approx(needed, rel=0.3, abs=60_000)
+    needed = bytes_of_ann_index(config, rows, 32)
+    assert size_of(tmp_path / "index" / ANN_INDEX) == pytest.approx(needed, rel=0.3, abs=60_000)
     assert size_of(tmp_path / "index") == pytest.approx(needed + rows * (4 * 32 + 8), rel=0.2, abs=60_000)
 
 

@@ -16,14 +16,14 @@ from torch import nn
 
 from raytriever.api.models import path_of
 from raytriever.core.errors import StorageError
-from raytriever.core.store.commit import committed_directory, complete, push_part, take_part
+from raytriever.core.store.commit import committed_directory, complete, push_piece, take_piece
 from raytriever.core.store.remote_folders import SMALL_BYTES, pull
 from raytriever.experiments.operation.cache_inventory import size_of
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.checkpoint_model import Slice
 from raytriever.training.checkpoint import (
-    Progression,
     State,
+    TrainerState,
     checkpoint_path,
     load_best,
     resume,
@@ -73,13 +73,13 @@ def write(folder: Callable[[], Path], step: int, machine: Callable[[str], None],
     shard.mkdir()
     write_slices(half(model, optimizer, 1), shard, 1, 2)
     assert min(file.stat().st_size for file in shard.iterdir()) > SMALL_BYTES
-    push_part(shard, checkpoint_path(folder(), step), "part-1")
+    push_piece(shard, checkpoint_path(folder(), step), "part-1")
     machine("first")
-    uploaded = take_part(checkpoint_path(folder(), step), "part-1")
+    uploaded = take_piece(checkpoint_path(folder(), step), "part-1")
     assert uploaded is not None
     with committed_directory(checkpoint_path(folder(), step), entries=uploaded) as aside:
         write_slices(half(model, optimizer, 0), aside, 0, 2)
-        write_state(State(Progression(STEP, BEST, 0.5), {"data": "letters"}), aside)
+        write_state(State(TrainerState(STEP, BEST, 0.5), {"data": "letters"}), aside)
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def resumed(folder: Path, rank: int) -> nn.Module:
     model, optimizer = build(99)
     strategy = SimpleNamespace(load_state=lambda slices: restore_replicated(slices, model, optimizer))
     lines: list[str] = []
-    progression = resume(folder, strategy, Worker(rank=rank, size=2), CPU, {"data": "letters"}, lines.append)
-    assert progression == Progression(STEP, BEST, 0.5)
+    trainer_state = resume(folder, strategy, Worker(rank=rank, size=2), CPU, {"data": "letters"}, lines.append)
+    assert trainer_state == TrainerState(STEP, BEST, 0.5)
     assert lines == ([f"Resumed from checkpoint step-{STEP}."] if rank == 0 else [])
     return model
 
@@ -123,7 +123,7 @@ def test_every_worker_loads_the_best_weights_on_any_host(
 ) -> None:
     machine(host)
     model = build(99)[0]
-    load_best(folder(), model, Progression(STEP, BEST, 0.5), Worker(rank=rank, size=2), CPU)
+    load_best(folder(), model, TrainerState(STEP, BEST, 0.5), Worker(rank=rank, size=2), CPU)
     for name, values in build(BEST)[0].state_dict().items():
         assert torch.equal(values, model.state_dict()[name]), name
 

@@ -35,7 +35,7 @@ from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 from raytriever.retrieval.index.approximate.stored_index import read_meta
 from raytriever.tracking.run_state import RunState, has_unsent_data
 from raytriever.tracking.step_log import StepLog, read_curves
-from raytriever.training.checkpoint import Progression, State, read_state, write_state
+from raytriever.training.checkpoint import State, TrainerState, read_state, write_state
 from raytriever.training.dev_validation import Record, read_records, write_record
 from raytriever.training.negative_refresh import Ledger, Round, read_ledger
 
@@ -63,7 +63,7 @@ def edits(value: Any) -> Iterator[Any]:
         yield _Raw(raw)
     if isinstance(value, dict):
         for key in value:
-            yield {name: one for name, one in value.items() if name != key}
+            yield {name: item for name, item in value.items() if name != key}
             yield from ({**value, key: edited} for edited in edits(value[key]))
         yield {**value, "further": 1}
     if isinstance(value, list) and value:
@@ -154,7 +154,7 @@ def test_an_identity(tmp_path: Path) -> None:
 
 def test_a_line_of_steps(tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
-    line = {"step": 2, "milliseconds": 5, "measured": {"loss": 0.5, "dev_loss": float("nan")}}
+    line = {"step": 2, "milliseconds": 5, "metrics": {"loss": 0.5, "dev_loss": float("nan")}}
     good = json.dumps(line | {"step": 1}) + "\n"
     refusals: list[str] = []
     for text in map(text_of, edits(line)):
@@ -188,7 +188,7 @@ def test_the_state_and_the_manifest_of_a_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "step-5"
     with committed_directory(folder) as aside:
         write_state(
-            State(Progression(5, 5, 0.35), {"data": "39df", "loss.temperature": 0.05, "total_steps": 10}), aside
+            State(TrainerState(5, 5, 0.35), {"data": "39df", "loss.temperature": 0.05, "total_steps": 10}), aside
         )
     refused, count = check(folder / "state.json", lambda: read_state(folder))
     assert refused > count / 4

@@ -12,7 +12,7 @@ from processes import run_python
 
 from raytriever.core.store.commit import committed_directory
 from raytriever.core.store.lock import acquire, lock_file_of
-from raytriever.core.store.unfinished_parts import make_once
+from raytriever.core.store.unfinished_pieces import make_once
 
 _PROGRAM = "import os, raytriever; print(os.environ['HOME']); print(os.environ.get('HF_HOME', ''))"
 
@@ -66,7 +66,7 @@ def test_a_long_temporary_folder_has_a_short_name(tmp_path: Path) -> None:
     assert len(short) <= 40
     assert Path(short).resolve() == long
     assert Path(file).parent == Path(short)
-    assert [one.name for one in long.iterdir()] == [Path(file).name]
+    assert [path.name for path in long.iterdir()] == [Path(file).name]
     assert home_of(tmp_path, program, TMPDIR=str(long))[0] == short
     late = f"import tempfile; tempfile.gettempdir(); {program}"
     assert home_of(tmp_path, late, TMPDIR=str(long))[1].startswith(short)

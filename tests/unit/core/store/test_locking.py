@@ -160,7 +160,7 @@ def test_a_directory_whose_parent_may_not_be_written_holds_its_lock(
 
 
 def test_waiting_begins_with_a_line_and_ends_with_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "REPORT_SECONDS", 0.3)
+    monkeypatch.setattr(locking, "LOG_SECONDS", 0.3)
     lines: list[str] = []
     with holder(tmp_path / "mine") as (process, _):
 
@@ -171,7 +171,7 @@ def test_waiting_begins_with_a_line_and_ends_with_the_lock(tmp_path: Path, monke
 
         ending = threading.Thread(target=end)
         ending.start()
-        with one_writer(tmp_path / "mine", wait=True, report=lines.append):
+        with one_writer(tmp_path / "mine", wait=True, log=lines.append):
             ending.join()
     assert lines[0].startswith(f"{tmp_path}/mine: waiting for '-c' on host {socket.gethostname()}, pid {process.pid}")
 

@@ -24,11 +24,11 @@ from raytriever.core.store.commit import (
     committed_directory,
     complete,
     is_committed,
-    push_part,
+    push_piece,
     put_file,
     read_manifest,
     remove,
-    take_part,
+    take_piece,
     write_atomically,
 )
 from raytriever.core.store.disk import check_writable
@@ -155,11 +155,11 @@ def test_workers_of_several_machines_commit_one_directory(
 ) -> None:
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "second.bin").write_bytes(b"second")
-    assert take_part(path_of(uri), "part-1") is None
-    push_part(tmp_path / "part", path_of(uri), "part-1")
+    assert take_piece(path_of(uri), "part-1") is None
+    push_piece(tmp_path / "part", path_of(uri), "part-1")
     assert not is_committed(path_of(uri))
     machine("two")
-    files = take_part(path_of(uri), "part-1")
+    files = take_piece(path_of(uri), "part-1")
     assert files is not None
     with committed_directory(path_of(uri), entries=files) as folder:
         (folder / "first.bin").write_bytes(b"first")
@@ -226,12 +226,12 @@ def test_a_second_machine_is_refused_until_the_first_has_ended(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "full_share"), [(remote_folders.UNUSED_SECONDS, 1.0), (remote_folders.IN_USE_SECONDS, 0.0)]
+    ("seconds", "full_fraction"), [(remote_folders.UNUSED_SECONDS, 1.0), (remote_folders.IN_USE_SECONDS, 0.0)]
 )
 def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies_and_sooner_from_a_full_disk(
-    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, seconds: float, full_share: float
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, seconds: float, full_fraction: float
 ) -> None:
-    monkeypatch.setattr(remote_folders, "FULL_SHARE", full_share)  # the disk is full, or never
+    monkeypatch.setattr(remote_folders, "FULL_FRACTION", full_fraction)  # the disk is full, or never
     names = ["used", "unused", "written"]
     for name in names:
         with committed_directory(path_of(uri) / name) as folder:
@@ -310,7 +310,7 @@ def test_prepared_data_with_large_shards_is_read_on_another_machine(
         machine(name)
         dataset = open_dataset(tiny_dataset, ["train"])
         texts.append([*dataset.documents.texts[:], *dataset.queries.texts[:]])
-        [prepared] = (address_of(each.parent) for each in cache_folder().rglob("manifest.json"))
+        [prepared] = (address_of(path.parent) for path in cache_folder().rglob("manifest.json"))
     assert texts[0] == texts[1]
     machine("three")
     again = open_dataset(copy_of(str(prepared)), ["train"])

@@ -1,4 +1,4 @@
-"""Shares of the questions reach dev and test, known splits stay, and what is too little is said."""
+"""Fractions of the questions reach dev and test, known splits stay, and what is too little is said."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.core.errors import DataError
 from raytriever.data.documents.document_splits import assign_splits
-from raytriever.data.formats.train_dev_test import Division, HashSplit, Shares, few_questions, split_by_hash
+from raytriever.data.formats.train_dev_test import Division, Fractions, HashSplit, few_questions, split_by_hash
 
 PAGES = [f"p{number}.md" for number in range(120)]
 
@@ -20,34 +20,34 @@ def questions_by_split(splits: dict[str, str], groups: list[list[str]]) -> list[
 
 
 @pytest.mark.parametrize(
-    ("shares", "count", "sizes"),
+    ("fractions", "count", "sizes"),
     [
-        (Shares(), 60, (18, 18)),
-        (Shares(), 300, (50, 50)),
-        (Shares(), 1000, (100, 100)),
-        (Shares(), 3, (1, 1)),
-        (Shares(0.5), 60, (30, 15)),
-        (Shares(0.9, 0.0), 60, (54, 0)),
-        (Shares(0.0), 60, (0, 18)),
-        (Shares(0.29, 0.01), 100, (29, 1)),
-        (Shares(1.0), 60, (60, 0)),
-        (Shares(0.5, 0.5), 5, (2, 3)),
-        (Shares(0.0, 1.0), 5, (0, 5)),
+        (Fractions(), 60, (18, 18)),
+        (Fractions(), 300, (50, 50)),
+        (Fractions(), 1000, (100, 100)),
+        (Fractions(), 3, (1, 1)),
+        (Fractions(0.5), 60, (30, 15)),
+        (Fractions(0.9, 0.0), 60, (54, 0)),
+        (Fractions(0.0), 60, (0, 18)),
+        (Fractions(0.29, 0.01), 100, (29, 1)),
+        (Fractions(1.0), 60, (60, 0)),
+        (Fractions(0.5, 0.5), 5, (2, 3)),
+        (Fractions(0.0, 1.0), 5, (0, 5)),
     ],
 )
-def test_sizes_of_dev_and_test(shares: Shares, count: int, sizes: tuple[int, int]) -> None:
-    assert shares.sizes(count) == sizes
+def test_sizes_of_dev_and_test(fractions: Fractions, count: int, sizes: tuple[int, int]) -> None:
+    assert fractions.sizes(count) == sizes
 
 
 def test_evaluation_alone_needs_no_train() -> None:
     groups = [[page] for page in PAGES[:60]]
-    assert set(assign_splits(PAGES, 0, groups, Shares(1.0)).values()) == {"test"}
-    assert questions_by_split(assign_splits(PAGES, 0, groups, Shares(0.5, 0.5)), groups) == [0, 30, 30]
-    assert set(assign_splits(PAGES, 0, [PAGES], Shares(1.0)).values()) == {"test"}
-    assert set(assign_splits(PAGES, 0, [PAGES, PAGES], Shares(0.0, 1.0)).values()) == {"dev"}
+    assert set(assign_splits(PAGES, 0, groups, Fractions(1.0)).values()) == {"test"}
+    assert questions_by_split(assign_splits(PAGES, 0, groups, Fractions(0.5, 0.5)), groups) == [0, 30, 30]
+    assert set(assign_splits(PAGES, 0, [PAGES], Fractions(1.0)).values()) == {"test"}
+    assert set(assign_splits(PAGES, 0, [PAGES, PAGES], Fractions(0.0, 1.0)).values()) == {"dev"}
 
 
-def test_questions_and_not_files_reach_the_shares() -> None:
+def test_questions_and_not_files_reach_the_fractions() -> None:
     few = [[PAGES[number]] for number in range(56)]
     assert questions_by_split(assign_splits(PAGES, 0, few), few) == [24, 16, 16]
     # One page answers a third of the questions, others one or two.
@@ -65,7 +65,7 @@ def test_the_last_group_is_left_to_train() -> None:
     assert questions_by_split(assign_splits(PAGES, 0, two), two)[0] == 1
 
 
-def test_known_splits_stay_and_further_questions_fill_the_shares() -> None:
+def test_known_splits_stay_and_further_questions_fill_the_fractions() -> None:
     before = [[PAGES[number]] for number in range(60)]
     first = assign_splits(PAGES, 0, before)
     after = [*before, *([PAGES[number]] for number in range(60, 90))]
@@ -89,11 +89,11 @@ def test_the_smallest_hashes_fill_test_and_then_dev() -> None:
 
 def test_shares_split_each_text_for_itself() -> None:
     texts = [f"p{number}" for number in range(10_000)]
-    counts = Counter(map(HashSplit.of_shares(0.1, 0.2), texts))
+    counts = Counter(map(HashSplit.of_fractions(0.1, 0.2), texts))
     assert counts["test"] == pytest.approx(1000, abs=100)
     assert counts["dev"] == pytest.approx(2000, abs=150)
-    assert set(map(HashSplit.of_shares(1.0, 0.0), texts)) == {"test"}
-    assert set(map(HashSplit.of_shares(0.0, 0.0), texts)) == {"train"}
+    assert set(map(HashSplit.of_fractions(1.0, 0.0), texts)) == {"test"}
+    assert set(map(HashSplit.of_fractions(0.0, 0.0), texts)) == {"train"}
 
 
 def test_questions_without_an_answer_are_divided_by_their_text() -> None:
@@ -106,19 +106,19 @@ def test_questions_without_an_answer_are_divided_by_their_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "shares"), [(0, Shares()), (2, Shares()), (1, Shares(0.5, 0.0)), (10, Shares(0.9, 0.09))]
+    ("count", "fractions"), [(0, Fractions()), (2, Fractions()), (1, Fractions(0.5, 0.0)), (10, Fractions(0.9, 0.09))]
 )
-def test_too_few_queries_to_divide(count: int, shares: Shares) -> None:
+def test_too_few_queries_to_divide(count: int, fractions: Fractions) -> None:
     queries = [*((f"q{number}", True) for number in range(count)), ("u", False)]
     with pytest.raises(DataError, match=rf"faq.csv: has {count} different queries with an answer, too few to divide"):
-        Division.of(queries, "faq.csv", shares)
+        Division.of(queries, "faq.csv", fractions)
 
 
 def test_few_questions_are_said_with_the_remedy() -> None:
-    assert few_questions({"train": 26, "dev": 17, "test": 17}, Shares()) == (
-        "Of 60 questions test has 17 and dev has 17, fewer than the 50 that figures and thresholds should have: add "
-        "questions, or raise --test-share (now 0.3) and --dev-share (now 0.3)."
+    assert few_questions({"train": 26, "dev": 17, "test": 17}, Fractions()) == (
+        "Of 60 questions test has 17 and dev has 17, fewer than the 50 that metrics and thresholds should have: add "
+        "questions, or raise --test-fraction (now 0.3) and --dev-fraction (now 0.3)."
     )
-    assert "Of 130 questions dev has 10, fewer" in few_questions({"train": 60, "dev": 10, "test": 60}, Shares(0.5))
-    assert few_questions({"train": 400, "dev": 50, "test": 50}, Shares()) == ""
-    assert few_questions({"train": 400, "test": 50}, Shares(None, 0.0)) == ""
+    assert "Of 130 questions dev has 10, fewer" in few_questions({"train": 60, "dev": 10, "test": 60}, Fractions(0.5))
+    assert few_questions({"train": 400, "dev": 50, "test": 50}, Fractions()) == ""
+    assert few_questions({"train": 400, "test": 50}, Fractions(None, 0.0)) == ""

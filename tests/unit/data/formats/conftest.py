@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from raytriever.data.data_sources import Source
-from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.file_blocks import parse_block, read_blocks
 from raytriever.data.formats.known_formats import recognize
 from raytriever.data.formats.plan import Plan
 from raytriever.data.records_and_bad_rows import Records
@@ -22,7 +22,7 @@ from raytriever.data.records_and_bad_rows import Records
 
 @dataclass
 class Read:
-    """What all chunks of all parts gave together."""
+    """What all blocks of all parts gave together."""
 
     plan: Plan
     records: Records
@@ -37,8 +37,8 @@ class Read:
     def texts(self) -> dict[str, str]:
         """The texts of queries and documents by their ids; each id has one text."""
         results: dict[str, str] = {}
-        for one in (*self.records.queries, *self.records.documents):
-            assert results.setdefault(one.id, one.text) == one.text
+        for query in (*self.records.queries, *self.records.documents):
+            assert results.setdefault(query.id, query.text) == query.text
         return results
 
     def positives(self) -> list[tuple[str, str, int]]:
@@ -60,8 +60,8 @@ def read() -> Callable[..., Read]:
         plan = recognize(Source.open(path), format)
         result = Read(plan, Records(), [])
         for index, part in enumerate(plan.parts):
-            for chunk in read_chunks(part, index, size):
-                parsed = parse_chunk(part, chunk)
+            for block in read_blocks(part, index, size):
+                parsed = parse_block(part, block)
                 result.bad += [entry["reason"] for entry in parsed.bad]
                 for column in ("documents", "queries", "judgements", "negatives", "answers"):
                     getattr(result.records, column).extend(getattr(parsed.records, column))

@@ -32,7 +32,7 @@ def test_a_folder_of_colbert(tmp_path: Path, read) -> None:
         ("how do I clean it", "Wipe it with a cloth.", 0),
         ("how do I turn it", "Turn it slowly, by hand.", 0),
     ]
-    assert [one.title for one in result.records.documents] == ["", "Manual", ""]
+    assert [document.title for document in result.records.documents] == ["", "Manual", ""]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,15 @@ def test_a_folder_of_colbert(tmp_path: Path, read) -> None:
 def test_triples_of_ids(tmp_path: Path, read, name: str, text: str) -> None:
     result = read(folder(tmp_path, **{name: text}))
     assert (result.plan.format, result.splits, result.bad) == ("colbert", ("train",), [])
-    assert {(one.query, one.document) for one in result.records.judgements} == {("7", "0"), ("8", "1")}
-    assert [(one.query, one.document) for one in result.records.negatives] == [("7", "1"), ("7", "2"), ("8", "0")]
+    assert {(judgement.query, judgement.document) for judgement in result.records.judgements} == {
+        ("7", "0"),
+        ("8", "1"),
+    }
+    assert [(negative.query, negative.document) for negative in result.records.negatives] == [
+        ("7", "1"),
+        ("7", "2"),
+        ("8", "0"),
+    ]
     dataset = open_all_splits(tmp_path, max_bad_rows=0)
     assert dataset.counts()["train_positives"] == 2
 
@@ -58,7 +65,7 @@ def test_a_folder_without_splits_is_divided(tmp_path: Path) -> None:
         qrels="".join(f"{n}\t0\t{n % 3}\t1\n{n}\t0\t{(n + 1) % 3}\t1\n" for n in range(40)),
     )
     lines: list[str] = []
-    counts = open_all_splits(tmp_path, report=lines.append).counts()
+    counts = open_all_splits(tmp_path, log=lines.append).counts()
     assert "qrels.tsv: of its queries train has 16, dev has 12, test has 12, by their digest" in lines[0]
     assert [counts[f"{split}_positives"] for split in ("train", "dev", "test")] == [32, 24, 24]
 
@@ -127,7 +134,7 @@ def test_triples_without_a_header(tmp_path: Path) -> None:
 
 def test_triples_that_name_no_split_are_divided(tmp_path: Path) -> None:
     (tmp_path / "mined.tsv").write_text(triples(40))
-    plan = recognize(Source.open(tmp_path), config=SplitConfig(test_share=0.2, dev_share=0.0))
+    plan = recognize(Source.open(tmp_path), config=SplitConfig(test_fraction=0.2, dev_fraction=0.0))
     assert plan.note.startswith(
         "mined.tsv is read as query<TAB>positive<TAB>negative, since its first row is no header"
     )

@@ -143,7 +143,7 @@ def test_a_column_score_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     votes = tmp_path / "votes.csv"
     votes.write_text("\n".join(row.rpartition(",")[0] for row in rows))
     lines: list[str] = []
-    dataset = open_all_splits(votes, report=lines.append)
+    dataset = open_all_splits(votes, log=lines.append)
     note = "; 'score' is not read, since it may count votes; if it grades the passage, name it: --columns score=COLUMN"
     assert note in lines[0]
     assert sum(int((rows.scores > 0).sum()) for rows in dataset.judgements.values()) == 12

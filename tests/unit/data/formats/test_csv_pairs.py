@@ -11,7 +11,7 @@ import pytest
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
 from raytriever.data.formats.csv_and_tsv import TableFile
-from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.file_blocks import parse_block, read_blocks
 from raytriever.data.formats.known_formats import recognize
 from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
 
@@ -37,7 +37,7 @@ def test_separators_and_columns_are_recognized_and_said(
     tmp_path: Path, name: str, header: str, separator: str, note: str
 ) -> None:
     lines: list[str] = []
-    dataset = open_dataset(table(tmp_path, header, separator, name), ["train", "dev", "test"], report=lines.append)
+    dataset = open_dataset(table(tmp_path, header, separator, name), ["train", "dev", "test"], log=lines.append)
     assert lines[0].startswith(f"{name} is read with {note}")
     assert dataset.counts()["documents"] == 40
     first = "answer 0" if header.startswith("text") else "question 0?"
@@ -46,11 +46,11 @@ def test_separators_and_columns_are_recognized_and_said(
 
 def test_queries_are_divided_by_their_digest(tmp_path: Path) -> None:
     lines: list[str] = []
-    dataset = open_all_splits(table(tmp_path, "query,passage"), report=lines.append)
+    dataset = open_all_splits(table(tmp_path, "query,passage"), log=lines.append)
     assert lines[0].endswith(
         "; of its queries train has 16, dev has 12, test has 12, by their digest. Of 40 questions test has "
-        "12 and dev has 12, fewer than the 50 that figures and thresholds should have: add questions, or raise "
-        "--test-share (now 0.3) and --dev-share (now 0.3)."
+        "12 and dev has 12, fewer than the 50 that metrics and thresholds should have: add questions, or raise "
+        "--test-fraction (now 0.3) and --dev-fraction (now 0.3)."
     )
     ordered = sorted((row[0] for row in ROWS), key=lambda text: hashlib.sha256(text.encode()).digest())
     for split, expected in {"test": ordered[:12], "dev": ordered[12:24], "train": ordered[24:]}.items():
@@ -75,12 +75,12 @@ def test_a_bad_row_has_the_line_on_which_it_begins(tmp_path: Path) -> None:
     (tmp_path / "faq.csv.gz").write_bytes(gzip.compress(text.encode("utf-8-sig")))
     plan = recognize(Source.open(tmp_path / "faq.csv.gz"))
     for size in (1, 1 << 20):
-        parsed = [parse_chunk(plan.parts[0], chunk) for chunk in read_chunks(plan.parts[0], 0, size)]
-        queries = [query.text for one in parsed for query in one.records.queries]
+        parsed = [parse_block(plan.parts[0], block) for block in read_blocks(plan.parts[0], 0, size)]
+        queries = [query.text for item in parsed for query in item.records.queries]
         assert queries == ["two\nlines", "last", "another"]
-        bad = [(entry["row"], entry["reason"]) for one in parsed for entry in one.bad]
+        bad = [(entry["row"], entry["reason"]) for item in parsed for entry in item.bad]
         assert bad == [(5, "3 fields, the header has 2"), (6, 'empty "anchor"')]
-        assert sum(one.rows for one in parsed) == 5
+        assert sum(item.rows for item in parsed) == 5
 
 
 def test_negatives_scores_and_inference_are_columns_too(tmp_path: Path) -> None:

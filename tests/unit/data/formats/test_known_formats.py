@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
 from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns, judgement_row, query_row
-from raytriever.data.formats.file_chunks import FileChunk, parse_chunk
+from raytriever.data.formats.file_blocks import FileBlock, parse_block
 from raytriever.data.formats.known_formats import FORMATS, recognize
 from raytriever.data.formats.plan import Part, RowParser
 from raytriever.data.formats.tevatron_dpr_and_pairs import (
@@ -163,19 +163,19 @@ VALUES = LIKELY | SCALARS | st.lists(LIKELY | SCALARS | PASSAGES, max_size=3) | 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
-    row = data.draw(st.dictionaries(st.sampled_from(fields), VALUES)) | data.draw(
+    row = data.sample(st.dictionaries(st.sampled_from(fields), VALUES)) | data.sample(
         st.fixed_dictionaries(dict.fromkeys(fields[:2], LIKELY)) | st.just({})
     )
     payload = json.dumps(row).replace("Infinity", "1e999").encode() + b"\n"
-    result = parse_chunk(Part("x", "json", parse), FileChunk(0, 0, 1, payload))
+    result = parse_block(Part("x", "json", parse), FileBlock(0, 0, 1, payload))
     records = result.records
     columns = (records.documents, records.queries, records.judgements, records.negatives)
     assert result.rows == 1
     assert len(result.bad) == (0 if any(columns) else 1)
-    for one in (*records.documents, *records.queries):
-        assert one.id
-        assert "".join(one[1:]).strip()  # a document may have a title alone
-        "".join(one).encode()
+    for document in (*records.documents, *records.queries):
+        assert document.id
+        assert "".join(document[1:]).strip()  # a document may have a title alone
+        "".join(document).encode()
     assert all(type(row.score) is int and row.source in SOURCES and row.rank >= 0 for row in records.judgements)
     assert all(row.origin in ORIGINS and not math.isinf(row.score) for row in records.negatives)
 
@@ -186,5 +186,5 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
 )
 def test_any_columns(columns: list[str], more: tuple[str, ...]) -> None:
     part = Part("x", "tsv", partial(judgement_columns, (*QRELS_HEADER, *more)))
-    result = parse_chunk(part, FileChunk(0, 0, 2, "\t".join(columns).encode()))
+    result = parse_block(part, FileBlock(0, 0, 2, "\t".join(columns).encode()))
     assert result.rows == len(result.bad) + len(result.records.judgements)

@@ -40,7 +40,7 @@ def miracl(put) -> Path:
     put("qrels/qrels.miracl-v1.0-sw-train.tsv", "7\tQ0\t0#0\t1\n")
     put("qrels/qrels.miracl-v1.0-sw-dev.tsv", "0\tQ0\t1#0\t1\n0\tQ0\t2#0\t0\n1\tQ0\t3#0\t1\n")
     for number in range(2):
-        put(f"docs-{number}.jsonl.gz", "".join(json.dumps(one) + "\n" for one in PASSAGES[2 * number :][:2]))
+        put(f"docs-{number}.jsonl.gz", "".join(json.dumps(passage) + "\n" for passage in PASSAGES[2 * number :][:2]))
     return put("qrels/NOTE", "")
 
 
@@ -55,7 +55,7 @@ def test_a_language_of_miracl(read, miracl: Path) -> None:
     }
     assert [(row.document, row.origin) for row in result.records.negatives] == [("2#0", "gold")]
     assert {(row.id, row.title, row.text) for row in result.records.documents} == {
-        (one["docid"], "Seli", one["text"]) for one in PASSAGES
+        (passage["docid"], "Seli", passage["text"]) for passage in PASSAGES
     }
     queries = {"7": "Seli ni nini?", "0": "Nani aligundua seli?", "1": "Lini?", "9": "Wapi?"}
     assert {query.id: query.text for query in result.records.queries} == queries

@@ -38,7 +38,10 @@ def test_squad(tmp_path: Path, read, indent: int | None) -> None:
     assert (answered.query, result.texts[answered.document]) == ("q1", CONTEXT)
     assert (impossible.query, impossible.document) == ("q2", NO_ANSWER)
     assert result.records.answers == [("q1", "Ada")]
-    assert {(one.title, one.text) for one in result.records.documents} == {("Ada", CONTEXT), ("Ada", "No question.")}
+    assert {(document.title, document.text) for document in result.records.documents} == {
+        ("Ada", CONTEXT),
+        ("Ada", "No question."),
+    }
 
 
 @pytest.mark.parametrize("name", ["train-00000-of-00001.parquet", "train.jsonl"])
@@ -47,7 +50,7 @@ def test_squad_as_on_the_hub(read, write, name: str) -> None:
     empty = row | {"id": "q2", "question": "why?", "answers": {"text": [], "answer_start": []}}
     result = read(write(name, [row | {"answers": {"text": ["Ada"], "answer_start": [0]}}, empty]))
     assert (result.plan.format, result.records.answers, result.bad) == ("squad", [("q1", "Ada")], [])
-    assert [one.document == NO_ANSWER for one in result.records.judgements] == [False, True]
+    assert [judgement.document == NO_ANSWER for judgement in result.records.judgements] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_a_bad_question_of_squad(tmp_path: Path, read, content: Any, reason: str
     result = read(written(tmp_path, "train.json", content))
     [bad] = result.bad
     assert bad.startswith(reason)
-    assert not any(one.id == "q1" for one in result.records.queries) or content["data"][1:] == [7]
+    assert not any(query.id == "q1" for query in result.records.queries) or content["data"][1:] == [7]
 
 
 ROWS = {"queries": {"a": "who?", "b": "when?"}, "corpus": {"1": CONTEXT, "2": "In 1843."}}

@@ -11,7 +11,7 @@ import pytest
 
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
-from raytriever.data.formats.file_chunks import parse_chunk, read_chunks
+from raytriever.data.formats.file_blocks import parse_block, read_blocks
 from raytriever.data.formats.known_formats import recognize
 from raytriever.data.prepare.open_dataset import open_all_splits
 
@@ -45,8 +45,8 @@ def test_rows_have_their_numbers_in_chunks_of_any_size(tmp_path: Path) -> None:
     pairs(2500).save_to_disk(tmp_path / "set")
     [part] = recognize(Source.open(tmp_path / "set")).parts
     for size in (1, 20_000, 1 << 20):
-        parsed = [parse_chunk(part, chunk) for chunk in read_chunks(part, 0, size)]
-        assert np.concatenate([one.rows_of("queries") for one in parsed]).tolist() == list(range(1, 2501))
+        parsed = [parse_block(part, block) for block in read_blocks(part, 0, size)]
+        assert np.concatenate([item.rows_of("queries") for item in parsed]).tolist() == list(range(1, 2501))
 
 
 @pytest.mark.parametrize("damage", ["cut", "words", "pickled", "empty"])

@@ -286,7 +286,7 @@ def test_pairs_triplets_and_more(read, write) -> None:
 def test_a_teachers_scores_next_to_negatives(read, write) -> None:
     row = {"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"}
     result = read(write("train.jsonl", [row | {"label": [9.5, 1, -2.5]}, row | {"label": 3.0}, row | {"label": [1.0]}]))
-    scores = [one.score for one in result.records.negatives]
+    scores = [negative.score for negative in result.records.negatives]
     assert scores[:2] == [1.0, -2.5]
     assert all(math.isnan(score) for score in scores[2:])
     assert result.bad == ['"label" has 1 scores for 3 in "positive and negatives"']

@@ -43,10 +43,10 @@ def sizes(dataset: RetrievalDataset) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("write", [csv_file, jsonl_file])
 @pytest.mark.parametrize("name", ["faq", "train"])
-def test_shares(tmp_path: Path, write: object, name: str) -> None:
+def test_fractions(tmp_path: Path, write: object, name: str) -> None:
     path = write(tmp_path / f"{name}.{'csv' if write is csv_file else 'jsonl'}", ROWS)  # type: ignore[operator]
-    assert sizes(opened(path, test_share=0.4, dev_share=0.2)) == {"train": (8, 4), "dev": (4, 2), "test": (8, 4)}
-    assert sizes(opened(path, test_share=0.4, dev_share=0.0)) == {"train": (12, 6), "test": (8, 4)}
+    assert sizes(opened(path, test_fraction=0.4, dev_fraction=0.2)) == {"train": (8, 4), "dev": (4, 2), "test": (8, 4)}
+    assert sizes(opened(path, test_fraction=0.4, dev_fraction=0.0)) == {"train": (12, 6), "test": (8, 4)}
 
 
 @pytest.mark.parametrize("write", [csv_file, jsonl_file])
@@ -56,7 +56,7 @@ def test_a_file_of_test_questions(tmp_path: Path, write: object) -> None:
     (tmp_path / "other").mkdir()
     more = [("t0?", "answer t", "yes"), ("t1?", "answer t", ""), ("t2?", "", "no")]
     test = write(tmp_path / "other" / f"held-out.{ending}", more)  # type: ignore[operator]
-    dataset = opened(main, test_questions=str(test), dev_share=0.2)
+    dataset = opened(main, test_questions=str(test), dev_fraction=0.2)
     assert sizes(dataset) == {"train": (16, 8), "dev": (4, 2), "test": (2, 1)}
     write(test, [("Q3? ", "a", "yes")])  # type: ignore[operator]
     with pytest.raises(DataError, match=r"held-out\.\w+ row \d: question is also in .*faq\.\w+; remove it from one"):
@@ -71,18 +71,22 @@ def test_a_column_of_a_jsonl_file_names_splits(tmp_path: Path) -> None:
 
 def test_another_share_is_another_data_set(tmp_path: Path) -> None:
     path = csv_file(tmp_path / "faq.csv", ROWS)
-    assert opened(path, test_share=0.4).location != opened(path).location
+    assert opened(path, test_fraction=0.4).location != opened(path).location
     assert opened(path).location == opened(path).location
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"test_share": 0.6, "dev_share": 0.5}, ConfigError, "are more than all questions"),
-        ({"test_share": 0.2, "test_questions": "t.csv"}, ConfigError, "no effect with test_questions; leave out one"),
+        ({"test_fraction": 0.6, "dev_fraction": 0.5}, ConfigError, "are more than all questions"),
+        (
+            {"test_fraction": 0.2, "test_questions": "t.csv"},
+            ConfigError,
+            "no effect with test_questions; leave out one",
+        ),
     ],
 )
-def test_shares_that_cannot_be_used(
+def test_fractions_that_cannot_be_used(
     tmp_path: Path, settings: dict[str, object], error: type[UserError], message: str
 ) -> None:
     path = csv_file(tmp_path / "faq.csv", ROWS)
@@ -94,8 +98,8 @@ def test_shares_that_cannot_be_used(
     assert "\n" not in str(raised.value)
 
 
-def test_shares_without_effect(tmp_path: Path, small: Path) -> None:
+def test_fractions_without_effect(tmp_path: Path, small: Path) -> None:
     named = csv_file(tmp_path / "a.csv", [("q?", "a", "train")] * 3, "query,passage,split")
     for path in (named, small):
         with pytest.raises(ConfigError, match=r"has no effect: its files, or a column, name the splits; leave it out"):
-            opened(path, test_share=0.5)
+            opened(path, test_fraction=0.5)

@@ -9,7 +9,7 @@ import pytest
 from raytriever.core.errors import StorageError
 from raytriever.evaluation.annotation.answer_log import FILE, AnswerLog
 
-ENTRY = {"job": "j", "llm": "m", "stage": "s", "finish": "stop", "bytes": 9, "read": 3, "written": 1, "guessed": False}
+ENTRY = {"job": "j", "llm": "m", "step": "s", "finish": "stop", "bytes": 9, "read": 3, "written": 1, "guessed": False}
 KEYS = [f"{number:064x}" for number in range(40)]
 
 

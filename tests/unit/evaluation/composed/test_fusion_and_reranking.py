@@ -12,7 +12,7 @@ from composed_systems import Prepared, embedded
 
 from raytriever.core.errors import DataError
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.composed.fusion_and_reranking import FusedSystem, RerankedSystem, RunSystem
+from raytriever.evaluation.composed.fusion_and_reranking import FusedSystem, RerankedSystem, RunFileSystem
 from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.evaluation_files import write_run
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 def literal_fusion(dataset: RetrievalDataset, parts: list[Any], query: int, weight: float | None) -> dict[int, float]:
     """The definition, for one query, in float64."""
     fused: dict[int, float] = {}
-    for part, share in zip(parts, [1.0] * 9 if weight is None else [weight, 1 - weight], strict=False):
+    for part, fraction in zip(parts, [1.0] * 9 if weight is None else [weight, 1 - weight], strict=False):
         scores, documents = (row[0] for row in part.search(np.array([query]), 1000))
         found = {int(d): float(s) for d, s in zip(documents, scores, strict=True) if d >= 0}
         if isinstance(part, Bm25System):
             found = {d: s for d, s in found.items() if s > 0}
         low, high = min(found.values()), max(found.values())
         for rank, (document, score) in enumerate(found.items(), 1):
-            value = 1 / (60 + rank) if weight is None else share * (score - low) / max(high - low, 1e-9)
+            value = 1 / (60 + rank) if weight is None else fraction * (score - low) / max(high - low, 1e-9)
             fused[document] = fused.get(document, 0.0) + value
     return fused
 
@@ -66,8 +66,8 @@ def test_a_weight_has_the_highest_ndcg_on_dev(dataset: RetrievalDataset, vectors
     chosen = FusedSystem(dataset, [noise, parts[0]], 0.5)
     weight = chosen.choose_weight("dev", Protocol(), judged)
     values = {
-        one / 10: evaluate(dataset, "dev", FusedSystem(dataset, [noise, parts[0]], one / 10), protocol).metrics
-        for one in range(11)
+        index / 10: evaluate(dataset, "dev", FusedSystem(dataset, [noise, parts[0]], index / 10), protocol).metrics
+        for index in range(11)
     }
     assert values[weight]["ndcg_at_10"] == max(value["ndcg_at_10"] for value in values.values())
     assert f"the weight of the first system is {weight:g}" in chosen.notes()[0]
@@ -98,13 +98,13 @@ def test_a_run_file_has_the_metrics_of_the_system_that_wrote_it(
     system = embedded(dataset, vectors)
     wanted = evaluate(dataset, "test", system, protocol)
     write_run(tmp_path / "whole.trec", wanted, dataset, "tag")
-    found = evaluate(dataset, "test", RunSystem(dataset, str(tmp_path / "whole.trec")), protocol)
+    found = evaluate(dataset, "test", RunFileSystem(dataset, str(tmp_path / "whole.trec")), protocol)
     assert found.metrics == pytest.approx(wanted.metrics, abs=1e-9)
     np.testing.assert_array_equal(found.ranking, wanted.ranking)
     lines = (tmp_path / "whole.trec").read_text().splitlines(keepends=True)
     few = "".join(line for line in lines if int(line.split()[3]) <= 3 and "q150 " not in line)
     (tmp_path / "few.trec").write_text(few)
-    short = RunSystem(dataset, str(tmp_path / "few.trec"))
+    short = RunFileSystem(dataset, str(tmp_path / "few.trec"))
     cut = evaluate(dataset, "test", short, protocol)
     assert (
         cut.metrics["recall_at_100"]
@@ -131,5 +131,5 @@ def test_a_run_file_has_the_metrics_of_the_system_that_wrote_it(
 def test_a_broken_run_is_one_line(lines: str, line: str, dataset: RetrievalDataset, tmp_path: Path) -> None:
     (tmp_path / "few.trec").write_text(lines)
     with pytest.raises(DataError) as caught:
-        RunSystem(dataset, str(tmp_path / "few.trec"))
+        RunFileSystem(dataset, str(tmp_path / "few.trec"))
     assert line in str(caught.value)

@@ -17,16 +17,16 @@ from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.retrieval.encoding.vectors_of_others import PASSAGES, QUERIES, open_vectors
 
 
-@pytest.mark.parametrize("form", ["npy", "parquet", "jsonl"])
+@pytest.mark.parametrize("variant", ["npy", "parquet", "jsonl"])
 def test_vectors_of_any_form_rank_as_the_array(
-    form: str,
+    variant: str,
     dataset: RetrievalDataset,
     vectors: dict[str, np.ndarray],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    folder = write(tmp_path / "vectors", vectors, dataset, form, np.float32)
+    folder = write(tmp_path / "vectors", vectors, dataset, variant, np.float32)
     system, whole = VectorSystem(dataset, str(folder)), embedded(dataset, vectors)
     queries = np.array([150, 2, 2])
     for ours, wanted in zip(system.search(queries, 30), whole.search(queries, 30), strict=True):
@@ -88,7 +88,7 @@ def broken(folder: Path, **arrays: Any) -> Path:
     [
         ({PASSAGES: np.full((3, 3), np.nan, np.float32)}, "embedding of 'd0' has a component that is not finite"),
         ({QUERIES: np.diag([1, np.inf, 1]).astype(np.float32)}, "embedding of 'q1' has a component that is not finite"),
-        ({QUERIES: np.ones((3, 4), np.float32)}, "has passages of width 3 and queries of width 4"),
+        ({QUERIES: np.ones((3, 4), np.float32)}, "has passages of dimension 3 and queries of dimension 4"),
         ({PASSAGES: np.ones((4, 3), np.float32)}, "has 4 rows, passages.ids.txt has 3 ids"),
         ({PASSAGES: np.ones((3, 3), np.int32)}, "holds values of type '<i4', expected float16 or float32 or float64"),
         ({"passages_ids": ["d0", "d1", "d0"]}, "has the id 'd0' twice"),
@@ -103,7 +103,7 @@ def test_broken_vectors_are_one_line(
     assert line in str(caught.value)
 
 
-def test_a_folder_without_queries_and_rows_of_other_widths_are_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_queries_and_rows_of_other_dims_are_one_line(tmp_path: Path) -> None:
     folder = broken(tmp_path / "vectors")
     (folder / "queries.npy").unlink()
     with pytest.raises(DataError, match=r"has no queries.parquet, queries.npy or queries.jsonl; give a folder"):

@@ -77,7 +77,7 @@ def test_scores_are_those_of_mteb_with_sentence_transformers(encoder: Path, task
     results, _ = evaluate(encoder, tasks, tmp_path / "out")
     library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True)
     cached = mteb.ResultCache(cache_path=tmp_path / "out").load_results(models=["tiny"])
-    stored = {one.task_name: one for one in cached.model_results[0].task_results}
+    stored = {task_result.task_name: task_result for task_result in cached.model_results[0].task_results}
     for task, (of, metrics) in zip(tasks, results.models["tiny"].items(), strict=True):
         for model in (library, rt.load_model(encoder, precision="fp32")):
             own = mteb.evaluate(model, type(task)(), cache=None, show_progress_bar=False, co2_tracker=False)
@@ -111,14 +111,14 @@ def test_a_task_of_several_is_their_mean(encoder: Path, tmp_path: Path) -> None:
 
 def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
     protocol = Protocol(("ndcg_at_10", "auc"))
-    evaluate(encoder, tasks[:2], tmp_path / "out", protocol=protocol, aims=[("precision", 0.1)])
+    evaluate(encoder, tasks[:2], tmp_path / "out", protocol=protocol, targets=[("precision", 0.1)])
     [meta] = (tmp_path / "out" / "results" / "tiny").glob("*/model_meta.json")
     content = json.loads(meta.read_text())
     assert content["revision"] == meta.parent.name
     from sentence_transformers import SentenceTransformer
 
     library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True)
-    assert content["n_parameters"] == sum(each.numel() for each in library.parameters())
+    assert content["n_parameters"] == sum(parameter.numel() for parameter in library.parameters())
     [names] = [sorted(path.name for path in (meta.parent / "retrieval").iterdir() if path.is_dir())]
     assert names == ["TinyReranking", "TinyRetrieval"]
     folder = meta.parent / "retrieval" / "TinyRetrieval"
@@ -136,20 +136,20 @@ def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp
     questions = [f"{split} {row}" for split in SPLITS for row in range(9)]
     judged = {split: [(9 * n + row, 0) for row in range(9)] for n, split in enumerate(SPLITS)}
     other = write_beir(tmp_path / "other", ["far away"], questions, **judged)
-    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("answered", 0.5)]}
+    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "targets": [("answered", 0.5)]}
     made |= {"removed": 0.5, "foreign": [str(other)]}
     results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", **made)
     assert main_scores(results) == main_scores(evaluate(encoder, tasks[:1], tmp_path / "plain")[0])
     [folder] = (tmp_path / "out" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
     [row] = Results.read(folder).thresholds
-    assert row.unanswerable["foreign"].whole == 2 * 9  # with few queries, those of both splits choose
-    assert 0 < row.unanswerable["removed"].whole < 21 + 16
+    assert row.unanswerable["foreign"].total == 2 * 9  # with few queries, those of both splits choose
+    assert 0 < row.unanswerable["removed"].total < 21 + 16
 
     _, lines = evaluate(encoder, tasks[:2], tmp_path / "same", calibration_split="test", **made)
     [folder] = (tmp_path / "same" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
     [row] = Results.read(folder).thresholds
     assert row.checked_on == row.chosen_on
-    assert row.unanswerable["foreign"].whole == 9
+    assert row.unanswerable["foreign"].total == 9
     assert "TinyReranking: queries of other data sets have no candidates, so they are left out" in lines
 
 
@@ -219,7 +219,7 @@ def test_a_calibration_split_that_cannot_be_loaded_is_said(encoder: Path, tasks:
                 raise ValueError("unknown split validation\nin this data set")
             super().load_data()
 
-    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "aims": [("precision", 0.1)]}
+    made: dict[str, Any] = {"protocol": Protocol(("ndcg_at_10",)), "targets": [("precision", 0.1)]}
     results, lines = evaluate(encoder, [Strict()], tmp_path / "out", calibration_split="validation", **made)
     reason = "(ValueError: unknown split validation)"
     assert f"TinyRetrieval: the calibration split 'validation' cannot be loaded {reason}; it is left out" in lines

@@ -42,15 +42,15 @@ def with_dense(encoder: Path, folder: Path, include_prompt: bool) -> ModelConfig
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", "openvino"])
-def test_a_graph_has_the_dense_module(tiny_encoder: Path, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
+def test_a_graph_has_the_dense_module(tiny_encoder: Path, tmp_path: Path, backend: str) -> None:
     config = with_dense(tiny_encoder, tmp_path, include_prompt=True)
-    (parity,) = export(config, ExportConfig(formats=form), tmp_path / "out", ignore)
+    (parity,) = export(config, ExportConfig(formats=backend), tmp_path / "out", ignore)
     assert parity.difference < 1e-5
     exported = load_retriever(ModelConfig(str(tmp_path / "out")))
-    assert exported.width == 12
+    assert exported.dim == 12
     batch = exported.pad(exported.token_ids(TEXTS, "passage"))
-    graph = open_graph(tmp_path / "out" / FILES[form], form)(batch)
+    graph = open_graph(tmp_path / "out" / FILES[backend], backend)(batch)
     with torch.inference_mode():
         np.testing.assert_allclose(graph, exported.encode(batch, "passage").numpy(), atol=1e-5)
 
@@ -95,9 +95,9 @@ def test_graphs_give_the_embeddings_of_the_encoder(
 ) -> None:
     config = ModelConfig(str(tiny_encoder), pooling=pooling, similarity=similarity, towers=towers, passage_length=24)
     parities = export(config, ExportConfig(formats="onnx,openvino"), tmp_path / "out", ignore)
-    assert {(one.form, one.side) for one in parities} == {
-        (form, side)
-        for form in ("onnx", "openvino")
+    assert {(parity.backend, parity.side) for parity in parities} == {
+        (backend, side)
+        for backend in ("onnx", "openvino")
         for side in (("passage",) if towers == "shared" else ("query", "passage"))
     }
     exported = load_retriever(ModelConfig(str(tmp_path / "out"))).eval()
@@ -105,8 +105,8 @@ def test_graphs_give_the_embeddings_of_the_encoder(
     with torch.inference_mode():
         expected = exported.encode(batch, "passage").numpy()
     passage_tower = tmp_path / "out" if towers == "shared" else tmp_path / "out" / "document_0_Transformer"
-    for form in ("onnx", "openvino"):
-        np.testing.assert_allclose(open_graph(passage_tower / FILES[form], form)(batch), expected, atol=2e-6)
+    for backend in ("onnx", "openvino"):
+        np.testing.assert_allclose(open_graph(passage_tower / FILES[backend], backend)(batch), expected, atol=2e-6)
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     np.testing.assert_allclose(model.encode_document(TEXTS), expected, atol=2e-6)
     assert "onnx/model.onnx" in (tmp_path / "out" / "README.md").read_text()
@@ -121,7 +121,7 @@ def test_a_graph_with_other_embeddings_is_refused(
         with torch.inference_mode():
             return tower(tokens).numpy().round(2)
 
-    monkeypatch.setattr("raytriever.experiments.export.export_model.open_graph", lambda path, form: rounded)
+    monkeypatch.setattr("raytriever.experiments.export.export_model.open_graph", lambda path, backend: rounded)
     monkeypatch.setattr("raytriever.experiments.export.export_model.write_graph", lambda *_: tmp_path)
     with pytest.raises(ModelError, match="the graph differs from the encoder: onnx"):
         export(ModelConfig(str(tiny_encoder)), ExportConfig(formats="onnx"), tmp_path / "out", ignore)
@@ -151,7 +151,7 @@ def test_an_export_checks_its_settings_before_it_writes(
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
     Results(systems={"BM25": {"model": "bm25"}}).write(tmp_path)
-    with pytest.raises(StorageError, match="measured bm25, not "):
+    with pytest.raises(StorageError, match="evaluated bm25, not "):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
     monkeypatch.setitem(PACKAGES, "onnx", ("onnx", "nowhere_to_be_found"))
     with pytest.raises(ConfigError, match=r"onnx needs nowhere_to_be_found; pip install 'raytriever\[export\]'"):

@@ -1,4 +1,4 @@
-"""The model card has metadata that the hub reads, and no figure that was not measured."""
+"""The model card has metadata that the hub reads, and no figure that was not evaluated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROW = threshold_row(
     model="mine",
     threshold=0.625,
     chosen=0.9,
-    shares={
+    fractions={
         "coverage": Proportion(1, 30, 0.006, 0.167),
         "top_precision": Proportion(1, 1, 0.207, 1.0),
         "pair_precision": Proportion(8, 10, 0.49, 0.943),
@@ -54,14 +54,16 @@ def test_the_hub_reads_the_metrics() -> None:
     assert data["license"] == "apache-2.0"
     assert data["base_model"] == "sentence-transformers/all-MiniLM-L6-v2"
     name, results = model_index_to_eval_results(data["model-index"])
-    metrics = {(one.dataset_name, one.dataset_split, one.metric_type): one.metric_value for one in results}
+    metrics = {
+        (result.dataset_name, result.dataset_split, result.metric_type): result.metric_value for result in results
+    }
     assert name == "mine"
     assert metrics == {
         ("docs", "test", "ndcg_at_10"): 0.66123,
         ("docs", "test", "auc"): 0.9,
         ("other set", "test", "ndcg_at_10"): 0.4,
     }
-    assert all(" " not in one.dataset_type for one in results)
+    assert all(" " not in result.dataset_type for result in results)
 
 
 def test_the_card_shows_data_prefixes_results_and_thresholds() -> None:

@@ -24,7 +24,7 @@ def make_run(folder: Path, finished: bool, steps: int = 8, of: int = 10) -> Path
     config = Config(training=TrainingConfig(max_steps=of, batch_size=16))
     (folder / "config.yaml").write_text(dump_config(config))
     lines = [
-        json.dumps({"step": step, "milliseconds": 1_795_000_000_000 + step, "measured": {"loss": 1 / step}})
+        json.dumps({"step": step, "milliseconds": 1_795_000_000_000 + step, "metrics": {"loss": 1 / step}})
         for step in range(1, steps + 1)
     ]
     (folder / "steps.jsonl").write_text("\n".join(lines) + '\n{"step": 9, "measu')
@@ -114,7 +114,7 @@ def test_steps_of_epochs_come_from_the_checkpoint_and_of_stages_from_the_last(fo
 SETTINGS = "data: {}\nmodel: {}\ntraining: {}\nsweep: {}\n"
 
 
-def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, ended: bool) -> Path:
+def make_sweep(folder: Path, statuses: list[str], planned: int, metrics: bool, ended: bool) -> Path:
     """Write the directory of a sweep as `tune` does; the first trial is the best and has the only checkpoint."""
     make_run(folder / "trials" / "000", finished=statuses[0] == "finished", steps=10)
     (folder / "config.yaml").write_text(SETTINGS)
@@ -123,7 +123,7 @@ def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, 
         for number, status in enumerate(statuses)
     ]
     write_trials(folder, trials, "ndcg_at_10", planned)
-    if measured:
+    if metrics:
         (folder / "best").mkdir()
         (folder / "best" / "metrics.json").write_text(json.dumps({"steps": 4, "best": None}))
     if ended:
@@ -132,7 +132,7 @@ def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, 
 
 
 @pytest.mark.parametrize(
-    ("statuses", "planned", "measured", "ended", "state", "detail"),
+    ("statuses", "planned", "metrics", "ended", "state", "detail"),
     [
         (["finished", "stopped"], 2, True, True, FINISHED, "2 of 2 trials"),
         (["finished", "failed"], 2, True, True, FINISHED, "2 of 2 trials, 1 failed"),
@@ -143,17 +143,17 @@ def make_sweep(folder: Path, statuses: list[str], planned: int, measured: bool, 
         (["running"], 4, False, False, INTERRUPTED, "0 of 4 trials"),
     ],
 )
-def test_a_sweep_is_finished_when_its_best_trial_is_measured(
+def test_a_sweep_is_finished_when_its_best_trial_is_evaluated(
     tmp_path: Path,
     statuses: list[str],
     planned: int,
-    measured: bool,
+    metrics: bool,
     ended: bool,
     state: str,
     detail: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sweep = make_sweep(tmp_path / "runs" / "sweep", statuses, planned, measured, ended)
+    sweep = make_sweep(tmp_path / "runs" / "sweep", statuses, planned, metrics, ended)
     [one] = find_runs([tmp_path / "runs"])
     assert (one.kind, one.state, one.detail) == ("sweep", state, detail)
     assert (one.ended is not None) == ended

@@ -87,18 +87,18 @@ def state_gigabytes(parameters: int, strategy: str = "ddp", workers: int = 1, ca
     ZeRO shards the moments (stage 1), the gradients too (2; cached, a worker keeps their whole sum), and the weights
     too (3), of which a worker has all within a step (Rajbhandari et al., 2020, arXiv:1910.02054, figure 1). It adds a
     copy of the weights that a worker updates. FSDP2 shards all, and the weights of one block are not counted."""
-    stage, share = int(strategy[-1]) if strategy.startswith("zero") else 0, -(-parameters // workers)
+    stage, fraction = int(strategy[-1]) if strategy.startswith("zero") else 0, -(-parameters // workers)
     if strategy == "fsdp2":
-        return 16 * share / 1e9
-    gradients = share if stage >= 2 and not cached else parameters
-    moments = 2 * (share if stage else parameters)
-    return 4 * (parameters + gradients + moments + share * (stage > 0) + share * (stage == 3)) / 1e9
+        return 16 * fraction / 1e9
+    gradients = fraction if stage >= 2 and not cached else parameters
+    moments = 2 * (fraction if stage else parameters)
+    return 4 * (parameters + gradients + moments + fraction * (stage > 0) + fraction * (stage == 3)) / 1e9
 
 
-def activation_gigabytes(tokens: int, width: int, layers: int, checkpointing: bool = False) -> float:
+def activation_gigabytes(tokens: int, dim: int, layers: int, checkpointing: bool = False) -> float:
     """Return what the blocks keep for backward in bf16, with masks of dropout and attention that keeps no scores."""
-    block = 42 * tokens * width
-    return (4 * tokens * width * layers + block if checkpointing else block * layers) / 1e9
+    block = 42 * tokens * dim
+    return (4 * tokens * dim * layers + block if checkpointing else block * layers) / 1e9
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from evaluations import about_of, write_evaluation, write_measured
+from evaluations import about_of, write_evaluated, write_evaluation
 
 from raytriever.core.errors import UserError
 from raytriever.core.store.commit import FORMAT
@@ -35,15 +35,15 @@ def training_run(folder: Path, loss: str, after: float, split: str = "test") -> 
     models = {name: {"letters": values} for name, values in metrics.items()}
     Results(models=models, about={"letters": about_of(40, split=split)}).write(folder / "evaluation")
     (folder / "config.yaml").write_text(yaml.safe_dump({"hash": loss, "loss": {"loss": loss}, "training": {"seed": 0}}))
-    lines = [{"step": step, "milliseconds": step, "measured": {"loss": 1 / step}} for step in (1, 2, 3)]
-    lines += [{"step": 2, "milliseconds": 2, "measured": {"dev_loss": 0.5}}]
+    lines = [{"step": step, "milliseconds": step, "metrics": {"loss": 1 / step}} for step in (1, 2, 3)]
+    lines += [{"step": 2, "milliseconds": 2, "metrics": {"dev_loss": 0.5}}]
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "meas')
     return folder
 
 
 def test_a_run_has_figures_splits_settings_and_curves(tmp_path: Path) -> None:
     run = read_directory(training_run(tmp_path / "mw", "mw", 0.5), "mw")
-    assert run.figures["after"] == {"letters": {"ndcg_at_10": 0.5}}
+    assert run.metrics["after"] == {"letters": {"ndcg_at_10": 0.5}}
     assert run.splits == {"letters": "test"}
     assert run.settings == {"loss.loss": "mw", "training.seed": "0"}
     assert run.curves == {"loss": [(1, 1.0), (2, 0.5), (3, 1 / 3)], "dev_loss": [(2, 0.5)]}
@@ -69,8 +69,8 @@ def test_runs_share_rows_with_equal_values() -> None:
     assert set(row_names(same).values()) == {"bm25", "before", "mw", "cl"}
     other = [same[0], run_of("cl", bm25=0.4, before=0.2, after=0.4)]
     assert set(row_names(other).values()) == {"bm25", "before", "cl: before", "mw", "cl"}
-    measured = [run_of("one", trained=False, bm25=0.4, a=0.5), run_of("two", trained=False, bm25=0.3, b=0.5)]
-    assert list(row_names(measured).values()) == ["one: bm25", "a", "two: bm25", "b"]
+    evaluated = [run_of("one", trained=False, bm25=0.4, a=0.5), run_of("two", trained=False, bm25=0.3, b=0.5)]
+    assert list(row_names(evaluated).values()) == ["one: bm25", "a", "two: bm25", "b"]
     clash = [run_of("one", trained=False, mw=0.4), run_of("mw", before=0.3, after=0.5)]
     assert list(row_names(clash).values()) == ["one: mw", "mw", "before"]
 
@@ -79,8 +79,8 @@ def seeded(loss: str, seed: int, level: float, **settings: str) -> FinishedRun:
     values = level + np.random.default_rng(0).normal(0, 0.1, 40) + np.random.default_rng([seed, 1]).normal(0, 0.01, 40)
     rows = {"before": {"letters": {"ndcg_at_10": 0.3}}, "after": {"letters": {"ndcg_at_10": float(values.mean())}}}
     models = {
-        name: {"metrics": {"ndcg_at_10": one.tolist()}, "top": [[]] * 40}
-        for name, one in (("before", np.full(40, 0.3)), ("after", values))
+        name: {"metrics": {"ndcg_at_10": item.tolist()}, "top": [[]] * 40}
+        for name, item in (("before", np.full(40, 0.3)), ("after", values))
     }
     queries = {"letters": {"queries": [str(n) for n in range(40)], "models": models}}
     config = {"loss.loss": loss, "training.seed": str(seed), "training.num_workers": str(1 + seed), **settings}
@@ -107,9 +107,10 @@ def with_auc(run: FinishedRun, shift: float) -> FinishedRun:
     whole = run.queries["letters"]
     auc = shift + np.random.default_rng(1).normal(0, 0.05, 40)
     models = {
-        name: {**one, "auc": (auc if name == "after" else auc - 0.3).tolist()} for name, one in whole["models"].items()
+        name: {**value, "auc": (auc if name == "after" else auc - 0.3).tolist()}
+        for name, value in whole["models"].items()
     }
-    figures: Any = {name: {"letters": {**sets["letters"], "auc": 0.5}} for name, sets in run.figures.items()}
+    figures: Any = {name: {"letters": {**sets["letters"], "auc": 0.5}} for name, sets in run.metrics.items()}
     return replace(
         run,
         figures=figures,
@@ -137,28 +138,30 @@ def test_runs_on_a_folder_with_a_space_are_tested(tiny_dataset: Path, tmp_path: 
         run = training_run(tmp_path / name, name, 0.5)
         per_query = {"ndcg_at_10": np.linspace(0, 1, len(found.queries)) ** (1 + number)}
         metrics = {"ndcg_at_10": float(per_query["ndcg_at_10"].mean())}
-        systems = {one: replace(found, per_query=per_query, metrics=metrics) for one in ("before", "after")}
-        written = write_measured(run / "evaluation", dataset, systems, "before")
+        systems = {name: replace(found, per_query=per_query, metrics=metrics) for name in ("before", "after")}
+        written = write_evaluated(run / "evaluation", dataset, systems, "before")
         assert Results.read(run / "evaluation") == written
         runs.append(read_directory(run, name))
     names, (labels, _) = row_names(runs), dataset_labels(runs)
     values = comparison_page._values({"mw": {}, "cl": {}}, comparison_page._queries(runs, names, labels, "mw"))
     [row] = [row for row in pair_rows(values) if {row.model, row.against} == {"mw", "cl"}]
     assert (row.dataset, row.metric) == ("my_data", "ndcg_at_10")
-    assert runs[0].figures["after"].keys() == {"my_data"}
+    assert runs[0].metrics["after"].keys() == {"my_data"}
 
 
-def test_an_arm_of_a_study_has_the_queries_of_its_evaluations(tmp_path: Path) -> None:
-    arm = training_run(tmp_path / "seed-0", "mw", 0.5)
-    write_evaluation(arm / "evaluation", ["after"], ["letters", "numbers"])
-    run = read_directory(arm, "seed-0")
+def test_a_variant_of_a_study_has_the_queries_of_its_evaluations(tmp_path: Path) -> None:
+    variant = training_run(tmp_path / "seed-0", "mw", 0.5)
+    write_evaluation(variant / "evaluation", ["after"], ["letters", "numbers"])
+    run = read_directory(variant, "seed-0")
     assert run.splits == {"letters": "test", "numbers": "test"}
-    assert run.figures == Results.read(arm / "evaluation").models
-    assert [list(one["models"]) for one in run.queries.values()] == [["after"], ["after"]]
-    study = tmp_path / "study" / "arms" / "MW"
+    assert run.metrics == Results.read(variant / "evaluation").models
+    assert [list(query["models"]) for query in run.queries.values()] == [["after"], ["after"]]
+    study = tmp_path / "study" / "variants" / "MW"
     study.mkdir(parents=True)
-    (study / "seed-0").symlink_to(arm)
-    with pytest.raises(UserError, match=r"holds a study; give directories of its arms, such as .*arms/MW/seed-0"):
+    (study / "seed-0").symlink_to(variant)
+    with pytest.raises(
+        UserError, match=r"holds a study; give directories of its variants, such as .*variants/MW/seed-0"
+    ):
         read_directory(tmp_path / "study", "study")
 
 
@@ -186,7 +189,7 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
     few = write_evaluation(tmp_path / "few", ["other"], ["letters"], queries=7)
     write_comparison(tmp_path / "page.html", [*runs[2:], read_directory(few, "few")])
     text = (tmp_path / "page.html").read_text()
-    assert "few was measured on other queries of letters. They are called letters-2 here and have no" in text
+    assert "few was evaluated on other queries of letters. They are called letters-2 here and have no" in text
     assert dataset_labels([*runs[2:], read_directory(few, "few")])[0] == {
         (0, "letters"): "letters",
         (1, "letters"): "letters",

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from evaluations import ENDS, HOSTILE, write_evaluation, write_measured
+from evaluations import ENDS, HOSTILE, write_evaluated, write_evaluation
 
 from raytriever.core.errors import StorageError
 from raytriever.data.prepare.open_dataset import open_dataset
@@ -188,7 +188,7 @@ def test_a_damaged_file_or_one_of_another_format_gives_one_line(
 def test_a_training_is_reported_from_its_evaluation_directory(tiny_dataset: Path, tmp_path: Path) -> None:
     dataset = open_dataset(tiny_dataset, ["test"])
     systems = dict.fromkeys(("bm25", "before", "after"), evaluate(dataset, "test", Bm25System(dataset)))
-    results = write_measured(tmp_path / "evaluation", dataset, systems, "before")
+    results = write_evaluated(tmp_path / "evaluation", dataset, systems, "before")
     assert Results.read(tmp_path / "evaluation") == results
     curve = [(1, 0.5), (2, 0.25)]
     write_training_report(tmp_path, "A training", curve, curve[:1], {"auc": curve}, "seed: 0", ["A note"])

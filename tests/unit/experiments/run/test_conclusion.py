@@ -26,8 +26,8 @@ from raytriever.training.run_config import Config
 
 def stage(folder: Path, losses: dict[int, float], looks: dict[int, float]) -> Path:
     folder.mkdir()
-    lines = [{"step": step, "milliseconds": 0, "measured": {"loss": loss}} for step, loss in losses.items()]
-    lines += [{"step": step, "milliseconds": 0, "measured": {"dev_loss": loss}} for step, loss in looks.items()]
+    lines = [{"step": step, "milliseconds": 0, "metrics": {"loss": loss}} for step, loss in losses.items()]
+    lines += [{"step": step, "milliseconds": 0, "metrics": {"dev_loss": loss}} for step, loss in looks.items()]
     (folder / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -46,7 +46,7 @@ def test_the_report_says_how_many_negatives_a_guide_masked(tmp_path: Path) -> No
     stage(plain, {1: 0.5}, {})
     guided.mkdir()
     lines = [
-        {"step": step, "milliseconds": 0, "measured": {"guide_masked": share}} for step, share in ((1, 0.01), (2, 0.03))
+        {"step": step, "milliseconds": 0, "metrics": {"guide_masked": local}} for step, local in ((1, 0.01), (2, 0.03))
     ]
     (guided / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert masking_lines([plain]) == []
@@ -78,7 +78,7 @@ def test_a_run_ends_in_an_evaluation_and_calibrates_its_own_model_alone(opened: 
     results = evaluate_once(job, folder, lines.append)
     assert list(results.models) == ["bm25", "before", "after"]
     assert results.models["after"] == results.models["before"]
-    assert {(row.model, row.aim, row.wanted) for row in results.thresholds} == {("after", "f1", None)}
+    assert {(row.model, row.target, row.wanted) for row in results.thresholds} == {("after", "f1", None)}
     assert sorted(file.name for file in before.iterdir()) == untouched
     assert lines[-1].startswith(f"{model / FILE}: threshold ")
     made, trained = read_calibration(model / FILE), ModelConfig(str(model))
@@ -106,7 +106,7 @@ def test_a_run_with_few_queries_or_equal_splits_gets_no_calibration(opened: Open
             (qrels / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{text}")
         run = replace(opened, dataset=open_dataset(str(tmp_path / "letters"), list(QRELS)))
         job = closing_evaluation(run, tmp_path / "model", lines.append)
-        assert (job.aims, len(job.models)) == ((), 3)
+        assert (job.targets, len(job.models)) == ((), 3)
         assert f"the model gets no {FILE}: " in lines[-1]
         assert reason in lines[-1]
 

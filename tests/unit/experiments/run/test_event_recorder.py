@@ -150,7 +150,7 @@ def test_lost_and_missing_workers_are_tags_of_the_run(tmp_path: Path, capsys: py
 
 
 def test_the_headline_metrics_are_short_and_start_with_the_loss() -> None:
-    measured = {
+    evaluated = {
         "data_wait_seconds": 0.02,
         "step_seconds": 0.123456,
         "loss": 0.0123456,
@@ -159,7 +159,7 @@ def test_the_headline_metrics_are_short_and_start_with_the_loss() -> None:
         "batch_auc": 0.98765,
         "learning_rate": 1e-5,
     }
-    result = headline_metrics(measured)
+    result = headline_metrics(evaluated)
     assert list(result.items()) == [
         ("loss", 0.0123),
         ("auc", 0.988),
@@ -200,17 +200,17 @@ def test_the_status_before_and_between_steps_is_reported(
 def test_a_validation_is_logged_once_at_its_own_step_without_its_data_sets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = {"dev/ndcg_at_10": 0.5, "dev/auc": 0.75, "dev/other/auc": 0.5, "evaluation_seconds": 3.0}
+    evaluated = {"dev/ndcg_at_10": 0.5, "dev/auc": 0.75, "dev/other/auc": 0.5, "evaluation_seconds": 3.0}
     with Recorder(Memory(tmp_path), tmp_path, 10) as recorder:
         for step in range(1, 5):
             recorder.record(StepEvent(step, {"loss": 1 / step, "learning_rate": 0.1}))
-        recorder.record(ValidationEvent(2, measured))
-        recorder.record(ValidationEvent(2, {**measured, "dev/auc": 0.9}))  # a worker group that was restarted
+        recorder.record(ValidationEvent(2, evaluated))
+        recorder.record(ValidationEvent(2, {**evaluated, "dev/auc": 0.9}))  # a worker group that was restarted
         recorder.record(StepEvent(5, {"loss": 0.1, "learning_rate": 0.1}))
     assert "step 2: dev ndcg_at_10 0.5000, auc 0.7500\n" in capsys.readouterr().err
     assert [step for step, _ in read_curve(tmp_path, "loss")] == [1, 2, 3, 4, 5]
-    assert {name: read_curve(tmp_path, name) for name in measured} == {
-        name: [(2, value)] for name, value in measured.items()
+    assert {name: read_curve(tmp_path, name) for name in evaluated} == {
+        name: [(2, value)] for name, value in evaluated.items()
     }
     steps = [json.loads(line)["step"] for line in (tmp_path / STEPS).read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 2, 5]

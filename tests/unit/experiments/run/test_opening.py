@@ -165,18 +165,18 @@ def test_a_run_with_stages_has_the_dev_split_that_calibrates_it(
     whole = open_run(replace(base, stages=(replace(base, name="one"),)), lines.append)
     assert set(whole.dataset.judgements) == {"dev", "test"}
 
-    # Another data set that has a test split alone is measured, too, and gets no calibration.
-    measured = Path(shutil.copytree(tiny_dataset, tmp_path / "measured"))
+    # Another data set that has a test split alone is evaluated, too, and gets no calibration.
+    evaluated = Path(shutil.copytree(tiny_dataset, tmp_path / "evaluated"))
     for split in ("train", "dev"):
-        (measured / "qrels" / f"{split}.tsv").unlink()
-    data = replace(base.data, dataset=str(measured), allow_split_overlap=True)
+        (evaluated / "qrels" / f"{split}.tsv").unlink()
+    data = replace(base.data, dataset=str(evaluated), allow_split_overlap=True)
     whole = open_run(replace(base, data=data, stages=(replace(base, name="one"),)), lines.append)
     assert set(whole.dataset.judgements) == {"test"}
-    assert closing_evaluation(whole, tmp_path / "model", lines.append).aims == ()
+    assert closing_evaluation(whole, tmp_path / "model", lines.append).targets == ()
     [line] = [line for line in lines if line.startswith("the model gets no calibration.json: ")]
     assert "'dev'" in line
 
-    # A stage that trains on the dev queries of the measured data says so.
+    # A stage that trains on the dev queries of the evaluated data says so.
     assert not [line for line in lines if "training queries too" in line]
     trained = Path(shutil.copytree(tiny_dataset, tmp_path / "trained"))
     shutil.copy(trained / "qrels" / "dev.tsv", trained / "qrels" / "train.tsv")

@@ -125,23 +125,23 @@ def test_evaluate(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: 
     shutil.copytree(tiny_dataset, tmp_path / "others")
     sets = [str(tiny_dataset), str(tmp_path / "others")]
 
-    def measured(name: str, settings: ModelConfig) -> tuple[list[str], dict[str, object]]:
+    def evaluated(name: str, settings: ModelConfig) -> tuple[list[str], dict[str, object]]:
         models = read_models([f"a={instructed}", "bm25"], settings)
         job = build_evaluation_job(models, sets, EvaluationConfig(), [], [], [], "fp32", 0.01, print)
         lines: list[str] = []
         run_evaluation(job, tmp_path / name, False, Tracker, lines.append)
         return lines, Results.read(tmp_path / name)
 
-    lines, results = measured("stored", ModelConfig())
+    lines, results = evaluated("stored", ModelConfig())
     assert begins.take() == {*BOTH, "Else:", ""}
     assert "letters: a: queries begin with 'Ask: ' (prompt 'Letters-query')" in "\n".join(lines)
     assert "Ask: " in results.about["letters"].prompts["a"]
     assert not results.about["others"].prompts
-    measured("flag", ModelConfig(query_prompt="Flag: "))
+    evaluated("flag", ModelConfig(query_prompt="Flag: "))
     assert begins.take() == {"Flag:"}  # the passages are in the cache
-    measured("named", ModelConfig(query_prompt_name="s2s"))
+    evaluated("named", ModelConfig(query_prompt_name="s2s"))
     assert begins.take() == {"Same:"}
-    measured("own", ModelConfig(query_prompt="Flag: ", dataset_prompts={"others-query": "Own: "}))
+    evaluated("own", ModelConfig(query_prompt="Flag: ", dataset_prompts={"others-query": "Own: "}))
     assert begins.take() == {"Flag:", "Own:"}
 
 
@@ -209,7 +209,7 @@ def test_training_refresh_validation_and_the_saved_model(
         refresh=RefreshConfig(refresh_every=5, refresh_negatives=4),
     )
 
-    paths = [str(each.location) for each in training.data.datasets]
+    paths = [str(dataset.location) for dataset in training.data.datasets]
     checkpoint = save_checkpoint(trained, model, tmp_path / "checkpoints", 5)
     MiningRounds(config, paths, tmp_path / "negatives").run(1, checkpoint)
     assert begins.take() == {"Ask:", "Own:", "Tell:", ""}

@@ -10,14 +10,14 @@ import pytest
 
 import analysis as analysis_module
 from abstain import UNTRAINED, analyze, choose
-from measures import POOLED
 from questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
-from raytriever.experiments.study.claims import NOT_MEASURED
+from raytriever.experiments.study.claims import NOT_EVALUATED
 from raytriever.experiments.study.study_file import load_study
-from raytriever.experiments.study.train_arm import arm_folder
+from raytriever.experiments.study.train_variant import variant_folder
+from system_metrics import POOLED
 
 QUERIES, DOCUMENTS, SEEDS = 120, 200, 3
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
@@ -77,9 +77,9 @@ def test_half_of_the_questions_have_no_answer_and_no_two_share_a_document(tmp_pa
             assert counts[name][f"{split}: of another domain"] == len(foreign)
             assert not asked.keys() & own.keys()
             asked |= own
-            texts = {f"{letter} text {int(one.removeprefix('absent:')[1:]) % 180}" for one in removed.values()}
+            texts = {f"{letter} text {int(value.removeprefix('absent:')[1:]) % 180}" for value in removed.values()}
             assert not texts & set(corpus.values())
-        assert len({one.removeprefix("absent:") for one in asked.values()}) == len(asked)
+        assert len({value.removeprefix("absent:") for value in asked.values()}) == len(asked)
         assert len(corpus) == counts[name]["documents"] == 150
 
 
@@ -94,7 +94,7 @@ def test_no_question_is_trained_on_and_training_documents_exist(tmp_path: Path) 
             own = {f"{name}:{query.partition(':')[2]}" for query in asked if not query.startswith("foreign:")}
             assert own
             assert not own & trained.keys()
-            documents = {f"{name}:{one.removeprefix('absent:')}" for one in asked.values()}
+            documents = {f"{name}:{value.removeprefix('absent:')}" for value in asked.values()}
             assert not documents & set(trained.values())
     assert {query.partition(":")[0] for query in trained} == {"One", "Other"}
 
@@ -120,9 +120,10 @@ def write_evaluation(
         "dataset": questions.name,
         "queries": names,
         "texts": [dataset.queries.texts[position[name]] for name in names],
-        "models": {"after": {"metrics": metrics, "top": [[[one, "", "", 1.0, None]] for one in best]}},
+        "models": {"after": {"metrics": metrics, "top": [[[item, "", "", 1.0, None]] for item in best]}},
         "relevant": [
-            [["d0" if shown else "d4", "", "", 1]] if one else [] for one, shown in zip(answerable, right, strict=True)
+            [["d0" if shown else "d4", "", "", 1]] if value else []
+            for value, shown in zip(answerable, right, strict=True)
         ],
     }
     (folder / "per_query").mkdir(parents=True, exist_ok=True)
@@ -138,13 +139,13 @@ def write_evaluation(
 
 STUDY = """
 metrics: success@1
-measured:
+evaluated:
   One: {dataset: q/One, drop_own: false, max_bad_rows: 1.0}
   One dev: {dataset: q/One, test_split: dev, dev_split: test, drop_own: false, max_bad_rows: 1.0}
   Other: {dataset: q/Other, drop_own: false, max_bad_rows: 1.0}
   Other dev: {dataset: q/Other, test_split: dev, dev_split: test, drop_own: false, max_bad_rows: 1.0}
 settings: {data: {dataset: q/mixture}}
-arms:
+variants:
   MiniLM, untrained: minilm
   CL, temperature 1: {loss: {loss: infonce, temperature: 1.0}}
   MW, temperature 1: {loss: {loss: mw, temperature: 1.0}}
@@ -160,11 +161,11 @@ def test_a_finished_study_is_analyzed_and_written(tmp_path: Path, monkeypatch: p
     write(tmp_path / "q")
     (tmp_path / "study.yaml").write_text(STUDY)
     output = tmp_path / "out"
-    for arm in load_study(tmp_path / "study.yaml").arms:
-        for seed in range(1 if arm.curriculum is None else 2):
-            folder = arm_folder(output, arm, seed)
-            for dataset in arm.datasets.values():
-                write_evaluation(folder / "evaluation", dataset, seed, len(arm.name) / 20)
+    for variant in load_study(tmp_path / "study.yaml").variants:
+        for seed in range(1 if variant.curriculum is None else 2):
+            folder = variant_folder(output, variant, seed)
+            for dataset in variant.datasets.values():
+                write_evaluation(folder / "evaluation", dataset, seed, len(variant.name) / 20)
             (folder / "metrics.json").write_text("{}")
             (folder / "evaluation" / "results.json").write_text("{}")
     text = choose(tmp_path / "study.yaml", output)
@@ -176,9 +177,11 @@ def test_a_finished_study_is_analyzed_and_written(tmp_path: Path, monkeypatch: p
     page = (output / "abstain.md").read_text()
     assert analysis.content["passages kept by rule"]["CL"]["Adaptive-k, B = 0"]["none, without an answer"] == 0
     assert analysis.content["passages kept by rule"]["CL"]["Adaptive-k, B = 5"]["passages"] >= 6
-    assert "![Share of wrong documents" in page
+    assert "![Fraction of wrong documents" in page
     assert (output / "risk-coverage.png").exists()
     claims = json.loads((output / "abstain.json").read_text())["claims"]
-    assert {one["source"] for one in claims} == {"stated before the run", "promise of MW, section 3"}
-    assert {one["verdict"] for one in claims if "CoSENT" in one["text"]} == {NOT_MEASURED}
-    assert NOT_MEASURED not in {one["verdict"] for one in claims if one["text"].startswith("MW+CL has a lower AURC")}
+    assert {claim["source"] for claim in claims} == {"stated before the run", "promise of MW, section 3"}
+    assert {claim["verdict"] for claim in claims if "CoSENT" in claim["text"]} == {NOT_EVALUATED}
+    assert NOT_EVALUATED not in {
+        claim["verdict"] for claim in claims if claim["text"].startswith("MW+CL has a lower AURC")
+    }

@@ -64,8 +64,8 @@ def on_average(result: SeededResults) -> SeedComparison:
 
 def _differences(result: SeededResults) -> list[np.ndarray]:
     return [
-        result.cells["a", one][0].per_query[NDCG[0]] - result.cells["b", one][0].per_query[NDCG[0]]
-        for one in ("x", "y")
+        result.cells["a", name][0].per_query[NDCG[0]] - result.cells["b", name][0].per_query[NDCG[0]]
+        for name in ("x", "y")
     ]
 
 
@@ -103,7 +103,7 @@ def test_no_worse_holds_within_the_margin_and_above_it_but_not_below() -> None:
 
 
 def test_a_majority_is_more_than_half_of_the_cells() -> None:
-    cells = {("a", one): [0.6] for one in "xyz"} | {("b", "x"): [0.5], ("b", "y"): [0.5], ("b", "z"): [0.7]}
+    cells = {("a", item): [0.6] for item in "xyz"} | {("b", "x"): [0.5], ("b", "y"): [0.5], ("b", "z"): [0.7]}
     assert mostly_above(("a",), "b", NDCG)(results(cells)).word == HELD
     assert mostly_above(("b",), "a", NDCG)(results(cells)).word == DID_NOT
     half = {key: value for key, value in cells.items() if key[1] != "x"}

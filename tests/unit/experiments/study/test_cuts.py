@@ -79,12 +79,12 @@ def test_f1_counts_kept_passages_of_all_queries() -> None:
     # 1 right of 3 kept, and of 3 wanted; without the second query 1 of 2 and of 2; the third one twice changes nothing.
     f1 = set_f1(kept)(np.array([[1.0, 1, 1], [1, 0, 2]]))
     assert f1.tolist() == pytest.approx([2 / 6, 2 / 4])
-    measured = figures(kept)
-    assert measured["precision"] == pytest.approx(1 / 3)
-    assert measured["recall"] == pytest.approx(1 / 3)
-    assert measured["passages"] == pytest.approx(1)
-    assert measured["none, without an answer"] == 1
-    assert measured["none, with an answer"] == 0
+    evaluated = figures(kept)
+    assert evaluated["precision"] == pytest.approx(1 / 3)
+    assert evaluated["recall"] == pytest.approx(1 / 3)
+    assert evaluated["passages"] == pytest.approx(1)
+    assert evaluated["none, without an answer"] == 1
+    assert evaluated["none, with an answer"] == 0
 
 
 def test_one_threshold_has_the_highest_f1_and_keeps_equal_scores_together() -> None:

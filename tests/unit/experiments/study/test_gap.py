@@ -15,14 +15,14 @@ from synthetic import control
 
 from gap import (
     GapEmbeddings,
-    IndexMeasurement,
+    IndexCurve,
     describe_gap,
     embed,
+    evaluate_gap,
+    evaluate_index,
     format_tables,
     hold_out,
     main,
-    measure_gap,
-    measure_index,
     query_positive_distance,
     recall_within,
     to_json,
@@ -44,7 +44,7 @@ def cloud(seed: int, rows: int, at: float = 0.0) -> ndarray:
 
 def test_distances_equal_the_formulas_and_the_regularizer() -> None:
     documents, queries, held_out = cloud(0, 300), cloud(1, 40, at=0.5), cloud(2, 40)
-    result = measure_gap(documents, queries, held_out)
+    result = evaluate_gap(documents, queries, held_out)
     center = documents.astype(np.float64).mean(0)
     assert result.queries == pytest.approx(((queries.mean(0) - center) ** 2).sum(), rel=1e-5)
     assert result.query_scores == pytest.approx([((query - center) ** 2).sum() for query in queries], rel=1e-5)
@@ -59,9 +59,9 @@ def test_distances_equal_the_formulas_and_the_regularizer() -> None:
     assert query_positive_distance(queries, documents, of, to) == pytest.approx(np.mean(apart), rel=1e-6)
 
 
-def measurement(queries: float, held_out: float) -> IndexMeasurement:
+def evaluation(queries: float, held_out: float) -> IndexCurve:
     points = [OperatingPoint(10, 0.8, 50.0, 9.0), OperatingPoint(20, 0.9, 90.0, 5.0)]
-    return IndexMeasurement(
+    return IndexCurve(
         build_seconds=1.0,
         bytes=10,
         curve=points,
@@ -71,18 +71,18 @@ def measurement(queries: float, held_out: float) -> IndexMeasurement:
 
 
 def test_the_description_follows_from_hnsw() -> None:
-    assert describe_gap({"hnsw": measurement(105.0, 100.0)}).startswith("no gap: at equal recall HNSW scores 1.05 x")
-    assert describe_gap({"hnsw": measurement(130.0, 100.0)}).startswith("a slight gap")
-    both = {"hnsw": measurement(200.0, 100.0), "roargraph": measurement(80.0, 100.0)}
+    assert describe_gap({"hnsw": evaluation(105.0, 100.0)}).startswith("no gap: at equal recall HNSW scores 1.05 x")
+    assert describe_gap({"hnsw": evaluation(130.0, 100.0)}).startswith("a slight gap")
+    both = {"hnsw": evaluation(200.0, 100.0), "roargraph": evaluation(80.0, 100.0)}
     assert describe_gap(both).startswith("a gap: at equal recall HNSW scores 2.00 x")
     assert describe_gap(both).endswith("RoarGraph at 0.80 x")
-    assert "unknown" in describe_gap({"ivf": measurement(1.0, 1.0)})
-    assert "unknown" in describe_gap({"hnsw": replace(measurement(1.0, 1.0), queries=OperatingPoint(0, 0.9, nan, nan))})
+    assert "unknown" in describe_gap({"ivf": evaluation(1.0, 1.0)})
+    assert "unknown" in describe_gap({"hnsw": replace(evaluation(1.0, 1.0), queries=OperatingPoint(0, 0.9, nan, nan))})
     assert [recall_within(both["hnsw"].curve, budget) for budget in (60, 100)] == [0.8, 0.9]
-    text = format_tables(both, measure_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)), 0.5, 5_000)
+    text = format_tables(both, evaluate_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)), 0.5, 5_000)
     assert "hnsw" in text.splitlines()[1]
     assert "0.800" in text.splitlines()[1]  # 50 candidates are 1 % of the documents
-    assert json.dumps(to_json(both, measure_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)), 0.5, 5_000), allow_nan=False)
+    assert json.dumps(to_json(both, evaluate_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)), 0.5, 5_000), allow_nan=False)
 
 
 def test_too_few_passages_cannot_be_held_out() -> None:
@@ -96,11 +96,11 @@ def test_too_few_passages_cannot_be_held_out() -> None:
 def test_the_control_has_a_gap_and_its_own_documents_have_none() -> None:
     drawn = control(20_000, 200)
     shifted = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
-    results = {kind: measure_index(shifted, IndexConfig(index=kind), 0) for kind in ("hnsw", "roargraph")}
+    results = {kind: evaluate_index(shifted, IndexConfig(index=kind), 0) for kind in ("hnsw", "roargraph")}
     assert describe_gap(results).startswith("a gap")
     assert results["roargraph"].ratio <= 1.1
     alike = GapEmbeddings(drawn.documents, drawn.unshifted[:100], drawn.unshifted[100:], drawn.documents[:5_000])
-    assert describe_gap({"hnsw": measure_index(alike, IndexConfig(index="hnsw"), 0)}).startswith("no gap")
+    assert describe_gap({"hnsw": evaluate_index(alike, IndexConfig(index="hnsw"), 0)}).startswith("no gap")
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_queries_with_the_text_of_a_test_query_are_not_trained_on(tmp_path: Path
 
 
 def test_a_budget_removes_labels_and_queries_of_the_training_split_only(tmp_path: Path) -> None:
-    dataset = open_subset(tmp_path / "cut", Subset(20, 4, 6, 100, share=0.5, labels=2))
+    dataset = open_subset(tmp_path / "cut", Subset(20, 4, 6, 100, fraction=0.5, labels=2))
     assert names_of(dataset, "train") == first_by_hash("train", 10)
     assert (np.diff(dataset.positives("train").offsets) == 2).all()
     assert (np.diff(dataset.positives("test").offsets) == EACH).all()

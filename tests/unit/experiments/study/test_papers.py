@@ -14,14 +14,14 @@ import packs
 from abstain import PACKS, RANKED, candidates_of
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.differences.differences_by_seed import SeededResults, SeedMetrics
-from raytriever.experiments.study.claims import DID_NOT, HELD, NOT_MEASURED
-from raytriever.experiments.study.study_file import Study, load_study, read_figures
+from raytriever.experiments.study.claims import DID_NOT, HELD, NOT_EVALUATED
+from raytriever.experiments.study.study_file import Study, load_study, read_printed
 from raytriever.training.run_config import check_config
 
 STUDIES = Path(__file__).parents[4] / "studies"
 NAMES = sorted(file.stem for file in STUDIES.glob("*.yaml"))
 QUERIES, SEEDS = 400, 2
-Figures = Mapping[tuple[str, str, str], float]
+Printed = Mapping[tuple[str, str, str], float]
 HOME, OWN = "MS MARCO dev", "NFCorpus"  # the paper's data set in domain, and that of the files
 # Cells of the papers, and cells of the files in place of them.
 OURS = {
@@ -44,11 +44,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def as_printed(figures: Figures) -> SeededResults:
-    """Return the results of the paper as if they had been measured, with different queries and two equal seeds."""
+def as_printed(printed: Printed) -> SeededResults:
+    """Return the results of the paper as if they had been evaluated, with different queries and two equal seeds."""
     noise = np.random.default_rng(0).normal(0, 1e-3, QUERIES)
     cells: dict[tuple[str, str], dict[str, float]] = {}
-    for (row, dataset, metric), value in figures.items():
+    for (row, dataset, metric), value in printed.items():
         cells.setdefault((row, dataset), {})[metric] = value
     results = {}
     for index, (cell, metrics) in enumerate(cells.items()):
@@ -57,23 +57,23 @@ def as_printed(figures: Figures) -> SeededResults:
     return SeededResults(results)
 
 
-def in_our_cells(figures: Figures) -> Figures:
+def in_our_cells(printed: Printed) -> Printed:
     """Return the figures of *multiple positive passages* under the data sets and metrics of the files."""
     ours = {
         (row, *OURS[dataset, metric]): value
-        for (row, dataset, metric), value in figures.items()
+        for (row, dataset, metric), value in printed.items()
         if (dataset, metric) in OURS
     }
     others = (HOME, "DL19", "DL20", "Hybrid", "NQ")
-    beir = [cell for row, *cell in figures if row == "LSEPair" and cell[0] not in others]
-    for row in dict.fromkeys(row for row, _, _ in figures) if len(beir) == 14 else ():
-        mean = fmean(figures[row, dataset, metric] for dataset, metric in beir)
+    beir = [cell for row, *cell in printed if row == "LSEPair" and cell[0] not in others]
+    for row in dict.fromkeys(row for row, _, _ in printed) if len(beir) == 14 else ():
+        mean = fmean(printed[row, dataset, metric] for dataset, metric in beir)
         ours |= {(row, name, "ndcg_at_10"): mean for name in ("SciFact", "Cranfield")}
     return ours
 
 
-def verdicts(study: Study, figures: Figures) -> list[str]:
-    results = as_printed(figures)
+def verdicts(study: Study, printed: Printed) -> list[str]:
+    results = as_printed(printed)
     return [claim.verdict(results).word for claim in study.claims]
 
 
@@ -84,12 +84,12 @@ def test_every_file_is_valid(name: str, checkout: Path) -> None:
     assert study.title != name
     assert study.about
     assert (study.seeds, bool(study.claims)) == (3, name != "abstain")
-    for arm in study.arms:
-        if arm.curriculum is not None:
-            check_config(arm.curriculum)
-    cells = [(arm.row, name) for arm in study.arms for name in arm.datasets]
+    for variant in study.variants:
+        if variant.curriculum is not None:
+            check_config(variant.curriculum)
+    cells = [(variant.row, name) for variant in study.variants for name in variant.datasets]
     assert len(set(cells)) == len(cells)
-    assert all(claim.verdict(SeededResults({})).word == NOT_MEASURED for claim in study.claims)
+    assert all(claim.verdict(SeededResults({})).word == NOT_EVALUATED for claim in study.claims)
 
 
 def test_every_subset_and_table_is_named_by_a_file() -> None:
@@ -106,10 +106,10 @@ PRINTED = {
     "mw-convergence": [HELD],
     "multi-positive": [HELD] * 7,
     "heterogeneous": [HELD] * 3,
-    "curriculum": [HELD, NOT_MEASURED],
+    "curriculum": [HELD, NOT_EVALUATED],
     "variants": [HELD] * 3,
     "budget": [HELD] * 3,
-    "ratio": [NOT_MEASURED, NOT_MEASURED, HELD, NOT_MEASURED, NOT_MEASURED],
+    "ratio": [NOT_EVALUATED, NOT_EVALUATED, HELD, NOT_EVALUATED, NOT_EVALUATED],
 }
 
 
@@ -117,13 +117,13 @@ PRINTED = {
 def test_verdicts_on_the_results_of_the_papers(name: str, checkout: Path) -> None:
     study = load_study(STUDIES / f"{name}.yaml")
     assert study.paper
-    figures = study.paper if name.startswith("mw-") else in_our_cells(study.paper)
-    assert verdicts(study, figures) == PRINTED[name]
+    printed = study.paper if name.startswith("mw-") else in_our_cells(study.paper)
+    assert verdicts(study, printed) == PRINTED[name]
 
 
-def of_size(figures: Figures, size: str) -> Figures:
+def of_size(printed: Printed, size: str) -> Printed:
     """Return the figures of a larger encoder, under the names of the rows of MiniLM."""
-    return {(row.removeprefix(size + " "), *cell): v for (row, *cell), v in figures.items() if row.startswith(size)}
+    return {(row.removeprefix(size + " "), *cell): v for (row, *cell), v in printed.items() if row.startswith(size)}
 
 
 @pytest.mark.parametrize("size", ["XLM-R-Base", "XLM-R-Large"])
@@ -137,26 +137,26 @@ def test_verdicts_on_the_settings_of_the_paper(checkout: Path) -> None:
     """The batches and hard negatives of the file stand for those of the paper."""
     study = load_study(STUDIES / "mw-ablation.yaml")
     batches, hard = {"64": "16", "128": "32"}, {"3": "1", "5": "3", "7": "5"}
-    figures = {}
+    printed = {}
     for (row, _, metric), value in study.paper.items():
         loss, rate, batch, negatives = row.split()
         # The paper trains MW with batches of 128 at 3e-5 too.
-        figures[f"{loss} {rate} {batches[batch]} {hard[negatives]}", "SQuAD", metric] = value
-    assert {row for row, _, _ in figures} == {arm.row for arm in study.arms}
-    assert verdicts(study, figures)[:2] == [HELD, HELD]
+        printed[f"{loss} {rate} {batches[batch]} {hard[negatives]}", "SQuAD", metric] = value
+    assert {row for row, _, _ in printed} == {variant.row for variant in study.variants}
+    assert verdicts(study, printed)[:2] == [HELD, HELD]
 
 
 def test_verdicts_change_with_the_results(checkout: Path) -> None:
     study = load_study(STUDIES / "variants.yaml")
     exchanged = {"LSEPair_maxP": "LSEPair", "LSEPair": "LSEPair_maxP"}
-    figures = {(exchanged.get(row, row), *cell): value for (row, *cell), value in in_our_cells(study.paper).items()}
-    assert verdicts(study, figures)[0] == DID_NOT
+    printed = {(exchanged.get(row, row), *cell): value for (row, *cell), value in in_our_cells(study.paper).items()}
+    assert verdicts(study, printed)[0] == DID_NOT
 
 
 def test_the_gap_from_a_base_encoder_is_that_of_the_paper(checkout: Path) -> None:
     """Of NLI and SQuAD the paper prints gaps of .14 and .13."""
-    figures = read_figures(STUDIES / "tables" / "mw-in-domain.csv")
-    gaps = [figures["MW", name, "auc"] - figures["CL", name, "auc"] for name in ("NLI", "SQuAD")]
+    printed = read_printed(STUDIES / "tables" / "mw-in-domain.csv")
+    gaps = [printed["MW", name, "auc"] - printed["CL", name, "auc"] for name in ("NLI", "SQuAD")]
     assert fmean(gaps) == pytest.approx(0.135)
     study = load_study(STUDIES / "mw-from-base.yaml")
 
@@ -181,17 +181,17 @@ def test_dev_of_abstain_chooses_from_all_trainings(checkout: Path) -> None:
     assert {loss: len(rows) for loss, rows in candidates.items()} == dict.fromkeys(
         ("CL", "MW", "CoSENT", "BCE", "MW+BCE", "MW+CL"), 2
     )
-    assert set(RANKED) < set(study.arms[0].datasets)
-    sets = {name: one for name, one in study.arms[0].datasets.items() if name not in RANKED}
-    rules = {(one.split, one.max_bad_rows, one.protocol.drop_own) for one in sets.values()}
+    assert set(RANKED) < set(study.variants[0].datasets)
+    sets = {name: dataset for name, dataset in study.variants[0].datasets.items() if name not in RANKED}
+    rules = {(value.split, value.max_bad_rows, value.protocol.drop_own) for value in sets.values()}
     assert rules == {("test", 1.0, False), ("dev", 1.0, False)}
-    assert [name for name, one in sets.items() if one.split == "test"] == [source.name for source in PACKS.values()]
+    assert [name for name, item in sets.items() if item.split == "test"] == [source.name for source in PACKS.values()]
 
 
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.timeout(600)
-def test_no_query_of_the_packs_is_trained_on_and_measured(data_packs: Path, tmp_path: Path) -> None:
+def test_no_query_of_the_packs_is_trained_on_and_evaluated(data_packs: Path, tmp_path: Path) -> None:
     [*written] = packs.write_subsets(data_packs, tmp_path / "packs")
     assert [folder.name for folder in written] == list(packs.SUBSETS)
     assert list(packs.write_subsets(data_packs, tmp_path / "packs")) == []

@@ -21,7 +21,7 @@ from raytriever.evaluation.result_tables import Cell, latex, printed
 from raytriever.experiments.study.claims import (
     DID_NOT,
     HELD,
-    NOT_MEASURED,
+    NOT_EVALUATED,
     WITHIN_NOISE,
     Claim,
     Judge,
@@ -47,9 +47,9 @@ def results(rows: Mapping[str, Sequence[float]], datasets: Sequence[str] = ("one
     """Rows by the mean of each seed, the same on all data sets; a row of one mean is not trained."""
     return SeededResults(
         {
-            (row, one): [seed_metrics(mean, seed if len(means) > 1 else None) for seed, mean in enumerate(means)]
+            (row, dataset): [seed_metrics(mean, seed if len(means) > 1 else None) for seed, mean in enumerate(means)]
             for row, means in rows.items()
-            for one in datasets
+            for dataset in datasets
         }
     )
 
@@ -115,8 +115,8 @@ NDCG = ("ndcg_at_10",)
         (best("low", NDCG), DID_NOT),
         (smallest("low", NDCG), HELD),
         (smallest("high", NDCG), DID_NOT),
-        (above("high", "gone", NDCG), NOT_MEASURED),
-        (above("high", "low", NDCG, ("one", "gone")), NOT_MEASURED),
+        (above("high", "gone", NDCG), NOT_EVALUATED),
+        (above("high", "low", NDCG, ("one", "gone")), NOT_EVALUATED),
     ],
 )
 def test_verdicts_follow_from_the_results(judge: Judge, word: str) -> None:
@@ -136,7 +136,7 @@ def test_the_table_has_deviations_marks_and_results_of_the_paper() -> None:
     assert cells[1] == f"**{100 * rows.mean('MW', 'one', 'ndcg_at_10'):.2f}**<sup>+</sup> ± {deviation:.2f} [45]"
     assert "[45]" not in cells[2]
     assert "<sup>" not in lines["near"]
-    average = np.mean([rows.mean("MW", one, "ndcg_at_10") for one in ("one", "two")])
+    average = np.mean([rows.mean("MW", name, "ndcg_at_10") for name in ("one", "two")])
     assert cells[3].rstrip(" |") == f"{100 * average:.2f}"
     assert "over 2 seeds" in text
     assert "The result of the paper is in brackets" in text
@@ -168,7 +168,9 @@ def test_bold_is_above_every_other_row() -> None:
 
     def seeds(*shifts: float) -> list[SeedMetrics]:
         values = [base + shift + rng.normal(0, 0.02, 60) for shift in shifts]
-        return [SeedMetrics(n, {"ndcg_at_10": float(one.mean())}, {"ndcg_at_10": one}) for n, one in enumerate(values)]
+        return [
+            SeedMetrics(n, {"ndcg_at_10": float(value.mean())}, {"ndcg_at_10": value}) for n, value in enumerate(values)
+        ]
 
     rows = ("low", "mid", "high")
     clear = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.2, 0.2)}
@@ -220,11 +222,11 @@ def test_the_page_shows_each_claim_with_its_verdict() -> None:
         lines=["small"],
         tables=tables,
         claims=[(claim, claim.verdict(rows))],
-        trainings=[["arm"], ["mw"]],
+        trainings=[["variant"], ["mw"]],
         paper=[["a"], ["1"]],
         figures={"figures/roc.png": "ROC"},
     )
     assert text.startswith("# MW and CL\n")
     assert "| MW is higher \\| much | section 5.2 | **held** | MW - CL: one ndcg_at_10 +0.1" in text
     assert "![ROC](figures/roc.png)" in text
-    assert "## The paper's figures\n\n| a |" in text
+    assert "## The paper's values\n\n| a |" in text

@@ -48,12 +48,12 @@ def test_a_resumed_sweep_proposes_the_same_points(space: SearchSpace, searcher: 
 
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
 def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str) -> None:
-    points = [one.settings for one in swept(Sampler(searcher, space, seed=0), 20)]
+    points = [item.settings for item in swept(Sampler(searcher, space, seed=0), 20)]
     assert all(point["loss.loss"] in ("infonce", "mw") for point in points)
     assert all(0.005 <= point["loss.temperature"] <= 0.5 for point in points)
     assert all(isinstance(point["training.warmup_steps"], int) for point in points)
     assert len({tuple(point.values()) for point in points}) == 20
-    # Even in the logarithm: half of the draws below the geometric mean.
+    # Even in the logarithm: half of the plots below the geometric mean.
     if searcher == "random":
         assert 4 <= sum(point["loss.temperature"] < 0.05 for point in points) <= 16
 
@@ -61,9 +61,9 @@ def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str)
 def test_optuna_learns_from_past_trials(space: SearchSpace) -> None:
     done = swept(Sampler("optuna", space, seed=1), 40)
     first, last = done[:STARTUP_TRIALS], done[-STARTUP_TRIALS:]
-    assert sum(one.metrics["auc"] for one in last) > sum(one.metrics["auc"] for one in first)
+    assert sum(item.metrics["auc"] for item in last) > sum(item.metrics["auc"] for item in first)
     # With opposite values, it proposes other points.
-    other = [replace(one, metrics={"auc": -one.metrics["auc"]}) for one in done]
+    other = [replace(item, metrics={"auc": -item.metrics["auc"]}) for item in done]
     sampler = Sampler("optuna", space, seed=1)
     assert sampler.propose(other, "auc") != sampler.propose(done, "auc")
 
@@ -79,7 +79,7 @@ def test_a_small_space_is_tried_completely(searcher: str) -> None:
     small = parse_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
     sampler = Sampler(searcher, small, seed=0)
     done = swept(sampler, 4)
-    points = {tuple(one.settings.values()) for one in done}
+    points = {tuple(item.settings.values()) for item in done}
     assert points == {tuple(point.values()) for point in small.grid()}
     assert sampler.propose(done, "auc") is None
 
@@ -87,4 +87,4 @@ def test_a_small_space_is_tried_completely(searcher: str) -> None:
 def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
     sampler = Sampler("random", space, seed=5)
     done = swept(sampler, 7)
-    assert sampler.propose(done, "auc") == sampler.propose([replace(one, status=FAILED) for one in done], "auc")
+    assert sampler.propose(done, "auc") == sampler.propose([replace(item, status=FAILED) for item in done], "auc")

@@ -50,9 +50,11 @@ def test_a_log_range_is_uniform_in_the_logarithm_and_keeps_its_ends() -> None:
 
 def test_the_named_dimensions_are_existing_settings() -> None:
     space = parse_search_space(",".join(NAMED))
-    assert [short_name(one.key) for one in space.dimensions] == list(NAMED) or len(space.dimensions) == len(NAMED)
-    for one in space.dimensions:
-        assert hasattr(getattr(Config(), one.section), one.name)
+    assert [short_name(dimension.key) for dimension in space.dimensions] == list(NAMED) or len(space.dimensions) == len(
+        NAMED
+    )
+    for dimension in space.dimensions:
+        assert hasattr(getattr(Config(), dimension.section), dimension.name)
     assert len(parse_search_space("loss,lambda,temperature").grid()) == 12
 
 

@@ -8,7 +8,7 @@ import pytest
 from encoding_case import Case
 
 from raytriever.core.errors import ModelError
-from raytriever.core.store.unfinished_parts import Attempts
+from raytriever.core.store.unfinished_pieces import Attempts
 from raytriever.retrieval.encoding.shard_encoder import ShardEncoder
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import StoreWriter
 

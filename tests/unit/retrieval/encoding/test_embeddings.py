@@ -41,7 +41,7 @@ def test_stored_embeddings_are_read_back(case: Case, dtype: str, error: float, b
     encoded = case.encode(dtype=dtype)
     store = EmbeddingStore.open(encoded.path)
     assert store.plan == encoded.plan
-    assert (len(store), store.width) == (160, 32)
+    assert (len(store), store.dim) == (160, 32)
     expected = encode_texts(case.retriever, case.dataset.passages(), "passage")
     # Batches differ, so the last bits may.
     np.testing.assert_allclose(store.array(), expected, atol=error + 2e-6)
@@ -109,10 +109,10 @@ def test_queries_in_memory_are_encoded_in_this_process(case: Case) -> None:
         encode_in_process(encoder, numbers, on_progress)
 
     stores = []
-    for one, side in ((case.dataset, "query"), (more, "query"), (more, "passage")):
-        plan = plan_embeddings(case.config, case.retriever, one, side, "fp32")
+    for item, side in ((case.dataset, "query"), (more, "query"), (more, "passage")):
+        plan = plan_embeddings(case.config, case.retriever, item, side, "fp32")
         writer = StoreWriter(case.folder / f"{side}-{plan.rows}", plan)
-        stores.append(encode_store(writer, case.config, case.retriever, one, in_actors))
+        stores.append(encode_store(writer, case.config, case.retriever, item, in_actors))
     assert list(map(len, stores)) == [160, 161, 160]
     np.testing.assert_allclose(stores[1].array()[:160], stores[0].array(), atol=2e-6)
 
@@ -131,7 +131,7 @@ def test_prepared_tokens_give_the_embeddings_of_the_texts(
     assert prepared.tokens is not None
     for side in ("passage", "query"):
         actual, expected = (
-            SideTexts(each, side).read(case.retriever, range(5, 90))[0] for each in (prepared, case.dataset)
+            SideTexts(item, side).read(case.retriever, range(5, 90))[0] for item in (prepared, case.dataset)
         )
         assert [ids.tolist() for ids in actual] == [ids.tolist() for ids in expected]
     monkeypatch.setattr(Retriever, "contents", None)  # so that nothing could be tokenized

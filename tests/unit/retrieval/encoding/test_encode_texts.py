@@ -135,4 +135,4 @@ def test_the_number_of_threads_changes_no_byte(tiny_encoder: Path, precision: st
         torch.set_num_threads(threads)
         with torch.inference_mode():
             embeddings.append(retriever.encode(bucket, "passage"))
-    assert all(torch.equal(each, embeddings[0]) for each in embeddings)
+    assert all(torch.equal(embedding, embeddings[0]) for embedding in embeddings)

@@ -31,7 +31,7 @@ def load(served: Served, **settings: Any) -> rt.Model:
 
 def paid(served: Served) -> Counter[str]:
     lines = map(json.loads, served.log.read_text().splitlines())
-    return Counter(line["digest"] for line in lines if line["event"] == "text" and line["digest"] != "width")
+    return Counter(line["digest"] for line in lines if line["event"] == "text" and line["digest"] != "dim")
 
 
 @pytest.mark.parametrize("flags", [{}, {"refuses": "encoding_format"}, {"no_usage": True}, {"length": 3.0}])

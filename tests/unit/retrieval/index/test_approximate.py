@@ -14,7 +14,7 @@ from synthetic import control
 from indexes import write_index
 from raytriever.core.errors import ConfigError, ModelError, StorageError
 from raytriever.core.reading.arrays import read_array
-from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder, recall
+from raytriever.retrieval.index.approximate.ann_index import AnnIndex, ApproximateIndex, recall
 from raytriever.retrieval.index.approximate.build_index import build_index
 from raytriever.retrieval.index.approximate.faiss_indexes import Ivf, default_code_bytes
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
@@ -23,21 +23,21 @@ from raytriever.retrieval.index.approximate.vamana import Vamana
 from raytriever.retrieval.index.exact_top_k import top_k
 from raytriever.retrieval.index.pair_scores import check_finite
 
-SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
-CONFIGS = {kind: IndexConfig(index=kind, degree=16, build_beam=60, nearest=20) for kind in INDEXES}
+SET = control(1_200, 40, dim=24, rank=8, common=4, own=2)
+CONFIGS = {kind: IndexConfig(index=kind, m=16, ef_construction=60, nearest=20) for kind in INDEXES}
 CONFIGS["ivfpq"] = IndexConfig(index="ivfpq", lists=8, code_bytes=12)
 TIES = np.arange(1_200)[::-1].copy()
-# Above it at an effort of 40; a code of 12 bytes is coarse.
+# Above it at a search size of 40; a code of 12 bytes is coarse.
 FOUND = {"flat": 1.0, "ivf": 0.95, "ivfpq": 0.7, "hnsw": 0.9, "vamana": 0.9, "roargraph": 0.95}
 
 
 @cache
-def build(kind: str, threads: int) -> Finder:
-    return build_index(SET.documents, CONFIGS[kind], SET.training, 3, threads).finder
+def build(kind: str, threads: int) -> AnnIndex:
+    return build_index(SET.documents, CONFIGS[kind], SET.training, 3, threads).ann_index
 
 
-def index_of(finder: Finder, effort: int = 40) -> ApproximateIndex:
-    return ApproximateIndex(finder, SET.documents, TIES, effort)
+def index_of(ann_index: AnnIndex, search_size: int = 40) -> ApproximateIndex:
+    return ApproximateIndex(ann_index, SET.documents, TIES, search_size)
 
 
 def exact(queries: ndarray, k: int) -> tuple[ndarray, ndarray]:
@@ -57,7 +57,7 @@ def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: 
     assert (np.diff(scores) <= 0).all()
     write_index(tmp_path / "index", index, kind, {})
     again = read_index(tmp_path / "index")
-    assert again.effort == 40
+    assert again.search_size == 40
     assert [array.tobytes() for array in again.search(queries, 10)] == [scores.tobytes(), ranking.tobytes()]
 
 
@@ -75,8 +75,8 @@ def test_embeddings_of_an_index_are_written_and_mapped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "roargraph"])
 def test_more_effort_scores_more_candidates(kind: str) -> None:
-    finder = build(kind, 1)
-    few, many = (finder.find(SET.shifted, 5, effort, 1).candidates for effort in (1, 30))
+    ann_index = build(kind, 1)
+    few, many = (ann_index.find(SET.shifted, 5, search_size, 1).candidates for search_size in (1, 30))
     assert 0 < few < many <= 1_200 + 8 * 30
 
 
@@ -84,7 +84,7 @@ def test_more_effort_scores_more_candidates(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "vamana", "roargraph"])
 def test_a_seed_gives_one_index_for_any_number_of_threads(kind: str) -> None:
     again = build(kind, 1 if kind == "hnsw" else 2)  # FAISS inserts into HNSW as threads come
-    one, two = (finder.find(SET.shifted, 10, 3, threads) for threads, finder in ((2, build(kind, 1)), (1, again)))
+    one, two = (ann_index.find(SET.shifted, 10, 3, threads) for threads, ann_index in ((2, build(kind, 1)), (1, again)))
     assert one.rows.tobytes() == two.rows.tobytes()
     assert one.candidates == two.candidates or kind == "vamana"
 
@@ -104,22 +104,22 @@ def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
     index = index_of(build("flat", 1))
     with pytest.raises(ConfigError, match="k = 0"):
         index.search(SET.shifted, 0)
-    with pytest.raises(ModelError, match="width 24, but the queries have"):
+    with pytest.raises(ModelError, match="dimension 24, but the queries have"):
         index.search(SET.shifted[:, :3], 1)
     with pytest.raises(ModelError, match="query 2 is not finite"):
         index.search(np.where(np.arange(40)[:, None] == 2, np.float32(np.nan), SET.shifted), 1)
     with pytest.raises(ConfigError, match=r"lists: 2,000 lists exceed 1,200 documents"):
         Ivf.trained(SET.documents, 2_000, None, 0, 1)
-    with pytest.raises(ConfigError, match=r"code_bytes: 5 does not divide the width 24; choose from 1, 2, 3, 4"):
+    with pytest.raises(ConfigError, match=r"code_bytes: 5 does not divide the dimension 24; choose from 1, 2, 3, 4"):
         Ivf.trained(SET.documents, None, 5, 0, 1)
     with pytest.raises(ConfigError, match="at least 256 documents, not 100"):
         Ivf.trained(SET.documents[:100], None, 4, 0, 1)
-    assert [default_code_bytes(width) for width in (384, 128, 24, 7, 1)] == [96, 32, 6, 1, 1]
+    assert [default_code_bytes(dim) for dim in (384, 128, 24, 7, 1)] == [96, 32, 6, 1, 1]
 
 
 def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> None:
     write_index(tmp_path / "index", index_of(build("hnsw", 1)), "hnsw", {})
-    file = tmp_path / "index" / "finder" / "index.faiss"
+    file = tmp_path / "index" / "ann_index" / "index.faiss"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -140,10 +140,10 @@ def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: i
     if content != "distinct":
         documents = documents[rng.integers(0, 3 if content == "copies" else 1, count) % count]
     queries, ties = rng.standard_normal((20, 8)).astype(np.float32), rng.permutation(count)
-    config = IndexConfig(index=kind, degree=4, build_beam=10, nearest=5, code_bytes=4)
+    config = IndexConfig(index=kind, m=4, ef_construction=10, nearest=5, code_bytes=4)
     built = build_index(documents, config, queries, 3, 1, ties)
-    for effort in (1, 50):
-        index = replace(built, effort=effort)
+    for search_size in (1, 50):
+        index = replace(built, search_size=search_size)
         for k in sorted({1, max(1, count // 3), max(1, count - 1), count, count + 1, 3 * count}):
             scores, ranking = index.search(queries, k)
             true_scores, true = top_k(queries, documents, k, ties)

@@ -23,8 +23,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact_top_k, "FEWEST_ROWS", 64)
 
 
-def embeddings(rows: int, width: int = 40, seed: int = 0) -> ndarray:
-    values = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+def embeddings(rows: int, dim: int = 40, seed: int = 0) -> ndarray:
+    values = np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
     return values / np.linalg.norm(values, axis=1, keepdims=True)
 
 
@@ -54,10 +54,10 @@ def test_equal_scores_have_the_order_of_the_ties(cuda: torch.device) -> None:
 
 
 @pytest.mark.fast_every(9)
-@pytest.mark.parametrize(("queries", "documents", "width"), [(1, 1, 1), (3, 2, 7), (17, 129, 13), (18, 531, 384)])
-def test_ragged_sizes(queries: int, documents: int, width: int, cuda: torch.device) -> None:
+@pytest.mark.parametrize(("queries", "documents", "dim"), [(1, 1, 1), (3, 2, 7), (17, 129, 13), (18, 531, 384)])
+def test_ragged_sizes(queries: int, documents: int, dim: int, cuda: torch.device) -> None:
     for k in (1, 600):
-        assert_equal_to_the_cpu(embeddings(queries, width), embeddings(documents, width, 1), k, cuda)
+        assert_equal_to_the_cpu(embeddings(queries, dim), embeddings(documents, dim, 1), k, cuda)
 
 
 @pytest.mark.parametrize("scale", ["small", "large", "mixed"])

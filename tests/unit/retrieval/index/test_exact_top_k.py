@@ -45,11 +45,11 @@ def true_score(query: ndarray, document: ndarray) -> np.float32:
         return np.float32(math.fsum((query.astype(np.float64) * document).tolist())) + np.float32(0)
 
 
-def vectors(rng: np.random.Generator, count: int, kind: str, width: int = 12) -> ndarray:
+def vectors(rng: np.random.Generator, count: int, kind: str, dim: int = 12) -> ndarray:
     """Return embeddings whose order is hard to compute, for reasons that depend on `kind`."""
     if kind == "ties":
-        return rng.integers(-1, 2, (count, width)).astype(np.float32)
-    values = rng.standard_normal((count, width)).astype(np.float32)
+        return rng.integers(-1, 2, (count, dim)).astype(np.float32)
+    values = rng.standard_normal((count, dim)).astype(np.float32)
     if kind == "alike":
         values = 1 + values * 1e-6
     elif kind == "copies":
@@ -90,9 +90,9 @@ def test_any_blocks_give_the_bytes_of_sorting_all_documents(
     ties = rng.permutation(size)
     pieces = list(cut(rng, documents, count))
     actual = top_k_of_blocks(queries, pieces, k, ties)
-    for one, other in zip(actual, everything(queries, documents, k, ties), strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+    for value, other in zip(actual, everything(queries, documents, k, ties), strict=True):
+        assert value.dtype == other.dtype
+        np.testing.assert_array_equal(value, other)
     order = TieOrder.of(ties)
     shards = [Corpus(lambda shard=shard: pieces[shard::3], order).keys(queries, k) for shard in (2, 0, 1)]  # type: ignore[misc]
     merged = order.read(merge_keys(shards, min(k, size)))
@@ -113,8 +113,8 @@ def test_a_caller_that_allows_tf32_or_autocast_changes_no_byte(kind: str, autoca
     finally:
         torch.set_float32_matmul_precision(before)
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
-    for one, other in zip(actual, everything(queries, documents, 9, np.arange(3_000)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for value, other in zip(actual, everything(queries, documents, 9, np.arange(3_000)), strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "huge", "copies"])
@@ -153,7 +153,7 @@ def test_a_sum_in_float64_that_its_own_error_could_round_differently_is_summed_e
     assert top_k(queries, documents, 3, np.arange(3))[0].tolist() == [sorted(scores.tolist(), reverse=True)]
 
 
-KINDS_AND_WIDTHS = [
+KINDS_AND_DIMS = [
     ("plain", 1),
     ("plain", 7),
     ("plain", 63),
@@ -164,10 +164,10 @@ KINDS_AND_WIDTHS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "width"), KINDS_AND_WIDTHS)
-def test_pairs_have_the_bytes_of_exact_sums(kind: str, width: int) -> None:
+@pytest.mark.parametrize(("kind", "dim"), KINDS_AND_DIMS)
+def test_pairs_have_the_bytes_of_exact_sums(kind: str, dim: int) -> None:
     rng = np.random.default_rng(2)
-    queries, documents = vectors(rng, 20, kind, width), vectors(rng, 300, kind, width)
+    queries, documents = vectors(rng, 20, kind, dim), vectors(rng, 300, kind, dim)
     of, to = rng.integers(0, 20, 999), rng.integers(0, 300, 999)
     scores = pair_scores(queries, documents, of, to)
     expected = np.array([true_score(queries[q], documents[d]) for q, d in zip(of, to, strict=True)])
@@ -232,7 +232,7 @@ def test_an_embedding_that_is_not_finite_is_refused_with_its_position(small_tile
 def test_user_errors_are_one_line() -> None:
     queries, documents = np.ones((1, 4), np.float32), np.ones((5, 4), np.float32)
     assert_refused(lambda: top_k(queries, documents, 0, np.arange(5)), ConfigError, "k = 0")
-    assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
+    assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "dimension 4")
     with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
         top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))
 

@@ -10,11 +10,11 @@ from sentence_transformers.util.quantization import _dequantize_embeddings, quan
 from raytriever.retrieval.index.exact_top_k import tie_order
 from raytriever.retrieval.index.quantized_search import INT8, UBINARY, QuantisedDocuments, Quantizer, bytes_per_document
 
-WIDTH = 36  # no whole number of bytes of bits
+DIM = 36  # no whole number of bytes of bits
 
 
 def normalized(rows: int, seed: int) -> ndarray:
-    vectors = np.random.default_rng(seed).normal(0.1, 1, (rows, WIDTH)).astype(np.float32)
+    vectors = np.random.default_rng(seed).normal(0.1, 1, (rows, DIM)).astype(np.float32)
     vectors[:, 3] = 0.25  # a component without a range
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -36,10 +36,10 @@ def test_codes_are_those_of_sentence_transformers(dtype: str) -> None:
     codes = quantizer.encode(DOCUMENTS)
     assert codes.dtype == theirs.dtype
     assert np.array_equal(codes, theirs)
-    assert codes[0].nbytes == bytes_per_document(dtype, WIDTH)
+    assert codes[0].nbytes == bytes_per_document(dtype, DIM)
     if dtype == INT8:
         values = _dequantize_embeddings(theirs, dtype, quantizer.ranges)
-        assert np.allclose(quantizer.decode(codes, WIDTH), values, atol=1e-6)
+        assert np.allclose(quantizer.decode(codes, DIM), values, atol=1e-6)
 
 
 def test_binary_search_is_that_of_sentence_transformers() -> None:
@@ -61,7 +61,7 @@ def test_the_first_results_come_from_the_candidates_alone(dtype: str) -> None:
         values = _dequantize_embeddings(codes, dtype, own.quantizer.ranges)
     else:
         quick = -np.unpackbits(queries[:, None] ^ codes[None], axis=-1).sum(-1, dtype=int)
-        values = np.unpackbits(codes, axis=-1)[:, :WIDTH]
+        values = np.unpackbits(codes, axis=-1)[:, :DIM]
     exact = QUERIES.astype(float) @ values.T.astype(float)
     scores, ranking = own.search(QUERIES, 30, 12)
     names = -np.arange(len(DOCUMENTS))  # of equal documents the id that sorts last is first

@@ -25,14 +25,14 @@ from raytriever.retrieval.index.approximate.neighbor_graph import (
 from raytriever.retrieval.index.approximate.roargraph import RoarGraph, connect, project
 from raytriever.retrieval.index.exact_top_k import top_k
 
-SET = control(1_500, 60, width=24, rank=8, common=4, own=2)
+SET = control(1_500, 60, dim=24, rank=8, common=4, own=2)
 
 
 Edges = list[list[int]]
 
 
-def squared_distance(documents: ndarray, one: int, other: int) -> float:
-    return float(np.square(documents[one] - documents[other]).sum())
+def squared_distance(documents: ndarray, first: int, other: int) -> float:
+    return float(np.square(documents[first] - documents[other]).sum())
 
 
 def near(documents: ndarray, row: int, others: set[int]) -> list[int]:
@@ -43,7 +43,7 @@ def chosen(documents: ndarray, row: int, others: set[int], room: int, fill: bool
     edges: list[int] = []
     for other in near(documents, row, others):
         if len(edges) < room and all(
-            squared_distance(documents, row, other) < squared_distance(documents, other, one) for one in edges
+            squared_distance(documents, row, other) < squared_distance(documents, other, edge) for edge in edges
         ):
             edges.append(other)
     rest = [other for other in near(documents, row, others) if other not in edges] if fill else []
@@ -80,7 +80,7 @@ def test_a_walk_equals_a_plain_loop() -> None:
     degrees = rng.integers(0, 8, 300).astype(np.int32)
     degrees[17] = 7
     graph = Graph(neighbors, degrees, 17)
-    edges = [own[:degree].tolist() for own, degree in zip(neighbors, degrees, strict=True)]
+    edges = [neighbor[:degree].tolist() for neighbor, degree in zip(neighbors, degrees, strict=True)]
     for beam in (5, 40):
         rows, candidates = walk_all(graph, queries, documents, 5, beam, 2)
         for query, actual, scored in zip(queries, rows, candidates, strict=True):
@@ -146,7 +146,7 @@ def test_damaged_graphs_are_refused(tmp_path: Path) -> None:
 
 
 def test_pieces_of_training_queries_give_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = control(300, 1, width=24, rank=8, common=4, own=2)
+    drawn = control(300, 1, dim=24, rank=8, common=4, own=2)
     whole = RoarGraph.build(drawn.documents, drawn.training, 6, 10, 20, 0, 1).graph
     monkeypatch.setattr(roargraph, "PIECE", 70)
     pieces = RoarGraph.build(drawn.documents, drawn.training, 6, 10, 20, 0, 1).graph

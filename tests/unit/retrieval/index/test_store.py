@@ -19,7 +19,7 @@ from raytriever.retrieval.index.approximate.stored_index import read_index
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """An HNSW index of 60 documents of width 8."""
+    """An HNSW index of 60 documents of dimension 8."""
     rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
     write_index(tmp_path / "made", build_index(rows, IndexConfig(index="hnsw"), None, 0, 1), "hnsw", {})
     return tmp_path / "made"
@@ -56,12 +56,14 @@ def test_arrays_that_do_not_fit_end_in_one_line(made: Path, tmp_path: Path, name
         read_index(seal(made, tmp_path / "index", change))
 
 
-def test_a_finder_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Path) -> None:
+def test_an_ann_index_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Path) -> None:
     def shorten(folder: Path) -> None:
         for name in ("embeddings", "ties"):
             np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy")[:40] % 40)
 
-    with pytest.raises(StorageError, match=r"finder.*: holds 60 vectors of width 8, expected 40 of width 8; build the"):
+    with pytest.raises(
+        StorageError, match=r"ANN index.*: holds 60 vectors of dimension 8, expected 40 of dimension 8; build the"
+    ):
         read_index(seal(made, tmp_path / "index", shorten, rows=40))
 
 
@@ -69,7 +71,7 @@ def test_a_finder_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Pat
     ("meta", "message"),
     [
         ({"rows": "many"}, "'rows' is a text, expected a whole number"),
-        ({"effort": None}, "'effort' is null, expected a whole number"),
+        ({"search_size": None}, "'search size' is null, expected a whole number"),
         ({"index": ["hnsw"]}, "is not an index"),
     ],
 )

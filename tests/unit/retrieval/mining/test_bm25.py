@@ -16,7 +16,7 @@ import Stemmer
 
 from raytriever.core import processes
 from raytriever.core.errors import DataError
-from raytriever.core.store.unfinished_parts import Parts
+from raytriever.core.store.unfinished_pieces import Pieces
 from raytriever.data.dataset import Documents
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.retrieval.mining import bm25 as index_of_bm25
@@ -52,8 +52,8 @@ def test_sizes_of_results_and_texts_without_terms() -> None:
 def test_rankings_of_frequent_and_rare_words() -> None:
     rng = np.random.default_rng(4)
     words = np.array([f"word{n}" for n in range(3000)])
-    drawn = words[(3000 ** rng.random((20_000, 3))).astype(int) - 1]  # scores often tie
-    index = Bm25Index([" ".join(row) for row in drawn])
+    random_keys = words[(3000 ** rng.random((20_000, 3))).astype(int) - 1]  # scores often tie
+    index = Bm25Index([" ".join(row) for row in random_keys])
     queries = ["word0", "word0 word1 word0", "word2500", "word2000 word2990 word40", "word0 word2999", "zebra"]
     for k in (5, 300, 16_000):
         more = queries * 50 if k == 5 else queries  # several threads' worth
@@ -91,9 +91,9 @@ ODD = [
 def draw_texts(count: int) -> list[str]:
     rng = np.random.default_rng(5)
     words = np.array([f"word{number}" for number in range(400)] + ["the", "and", "runs", "running"])
-    shares = 1 / np.arange(1, len(words) + 1)
+    fractions = 1 / np.arange(1, len(words) + 1)
     lengths = rng.integers(0, 60, count)
-    return [" ".join(rng.choice(words, length, p=shares / shares.sum())) for length in lengths] + ODD
+    return [" ".join(rng.choice(words, length, p=fractions / fractions.sum())) for length in lengths] + ODD
 
 
 def weights_of(index: Postings) -> dict[tuple[str, int], float]:
@@ -138,8 +138,8 @@ def test_a_large_corpus_is_indexed_in_the_cache_once(corpus: Documents, monkeypa
     index, in_memory = Bm25Index.of(corpus), Bm25Index(corpus.texts)
     assert isinstance(index._postings.documents.base, np.memmap)
     queries = ["word1 word2 word3", "runner word399 word7", "nothing"]
-    for one, other in zip(index.search(queries, 40), in_memory.search(queries, 40), strict=True):
-        assert (one == other).all()
+    for value, other in zip(index.search(queries, 40), in_memory.search(queries, 40), strict=True):
+        assert (value == other).all()
     assert (index.scores(queries[0]) == in_memory.scores(queries[0])).all()
     monkeypatch.setattr(postings, "_make", None)
     assert (Bm25Index.of(corpus).search(queries, 40)[1] == index.search(queries, 40)[1]).all()
@@ -192,7 +192,7 @@ def test_a_process_that_dies_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(processes, "usable_cores", lambda: 2)
     words = "rows 32,769 to 32,769 of the corpus: 3 processes died while they analyzed these documents for BM25; free"
     with pytest.raises(DataError, match=words):
-        list(postings._in_processes(Parts(tmp_path), [("000001", [Deadly()])], ENGLISH_ANALYZER))  # type: ignore[list-item]
+        list(postings._in_processes(Pieces(tmp_path), [("000001", [Deadly()])], ENGLISH_ANALYZER))  # type: ignore[list-item]
 
 
 def test_another_system_is_compared_without_what_is_left_out() -> None:

@@ -45,7 +45,7 @@ def mine_by_loop(
                 break
             rank += 1
             score = scores[index][document]
-            if document in relevant or texts[document] in {texts[each] for each in relevant}:
+            if document in relevant or texts[document] in {texts[item] for item in relevant}:
                 rank -= 1
                 why = "relevant" if document in relevant else "same text as a positive"
             elif dataset.documents.ids[document] == dataset.queries.ids[query]:

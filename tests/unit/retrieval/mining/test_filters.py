@@ -18,18 +18,18 @@ from raytriever.retrieval.mining.filters import (
 
 
 @pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])
-@pytest.mark.parametrize("share", [0.05, 0.5, 1.5])
-def test_a_relative_margin_lies_below_a_positive_of_any_sign(lowest: float, share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.05, 0.5, 1.5])
+def test_a_relative_margin_lies_below_a_positive_of_any_sign(lowest: float, fraction: float) -> None:
     scores = np.array([[lowest, np.nextafter(np.float32(lowest), np.float32(-9)), lowest - 9]], np.float32)
     verdicts = np.zeros((1, 3), np.int8)
-    apply_score_bounds(verdicts, scores, np.array([lowest], np.float32), None, None, share)
+    apply_score_bounds(verdicts, scores, np.array([lowest], np.float32), None, None, fraction)
     assert verdicts.tolist() == [[RELATIVE, RELATIVE, KEPT]]
 
 
 def test_random_candidates_are_those_with_the_smallest_draws() -> None:
     verdicts = np.array([[KEPT, RANGE, KEPT, KEPT], [RANGE, RANGE, KEPT, RANGE]], np.int8)
-    draws = np.array([[5, 0, 2**64 - 1, 1], [0, 0, 9, 0]], np.uint64)
-    choose(verdicts, 2, draws)
+    random_keys = np.array([[5, 0, 2**64 - 1, 1], [0, 0, 9, 0]], np.uint64)
+    choose(verdicts, 2, random_keys)
     assert verdicts.tolist() == [[KEPT, RANGE, NOT_CHOSEN, KEPT], [RANGE, RANGE, KEPT, RANGE]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mining_data import EVERY
 
-from raytriever.core.store.unfinished_parts import Parts
+from raytriever.core.store.unfinished_pieces import Pieces
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.retrieval.mining import miner
 from raytriever.retrieval.mining.candidate_search import Embeddings
@@ -25,9 +25,9 @@ def mined_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     mined: list[int] = []
     mine_block = CandidateFilter._mine
 
-    def record(self, finder, rows, first, end):  # type: ignore[no-untyped-def]
+    def record(self, ann_index, rows, first, end):  # type: ignore[no-untyped-def]
         mined.append(int(rows[0]))
-        return mine_block(self, finder, rows, first, end)
+        return mine_block(self, ann_index, rows, first, end)
 
     monkeypatch.setattr(miner, "BLOCK", 60)
     monkeypatch.setattr(miner, "BM25_QUERIES", 5)
@@ -71,4 +71,4 @@ def test_mining_goes_on_where_no_block_can_be_written(
     mined = mine(word_data[0], "train", EVERY, embeddings=word_data[1], finished=file / "blocks")
     assert capsys.readouterr().err.count("if a mining is stopped, it starts again, because") == 1
     assert mined.table.digest == mine(word_data[0], "train", EVERY, embeddings=word_data[1]).table.digest
-    assert Parts(file / "blocks").read("dense-00000000", MinedBlock.load) is None
+    assert Pieces(file / "blocks").read("dense-00000000", MinedBlock.load) is None

@@ -26,7 +26,7 @@ from raytriever.retrieval.search.calibration_file import (
     AnswerThreshold,
     Calibration,
     PassageThreshold,
-    changed_share,
+    changed_fraction,
     read_calibration,
     sample_of,
 )
@@ -35,12 +35,12 @@ from raytriever.retrieval.search.exact_search import format_hits, hits_of
 DATASET = RetrievalDataset(
     "towns", Documents(["d0", "d1", "d2"], ["", "Graz", ""], ["a", "b", "c"]), Queries([], []), {}
 )
-SHARE = Proportion(40, 60, 0.54, 0.77)
+FRACTION = Proportion(40, 60, 0.54, 0.77)
 
 
 def achieved(top_precision: Proportion) -> dict[str, Any]:
-    """Return the shares of a threshold; all but one are `SHARE`."""
-    return vars(AnswersAchieved(SHARE, top_precision, SHARE, SHARE, {}))
+    """Return the fractions of a threshold; all but one are `FRACTION`."""
+    return vars(AnswersAchieved(FRACTION, top_precision, FRACTION, FRACTION, {}))
 
 
 CALIBRATION = Calibration(
@@ -56,11 +56,11 @@ CALIBRATION = Calibration(
     checked_on="test",
     checked_queries=60,
     thresholds=[
-        AnswerThreshold(**achieved(Proportion(38, 40, 0.83, 0.99)), aim="top_precision", wanted=0.9, score=0.5),
-        AnswerThreshold(**achieved(Proportion(0, 0, 0.0, 1.0)), aim="f1", wanted=None, score=0.3),
+        AnswerThreshold(**achieved(Proportion(38, 40, 0.83, 0.99)), target="top_precision", wanted=0.9, score=0.5),
+        AnswerThreshold(**achieved(Proportion(0, 0, 0.0, 1.0)), target="f1", wanted=None, score=0.3),
     ],
     kept=PassageThreshold(
-        questions=60, share=0.96, low=0.9, high=0.98, passages=7.2, wanted=0.95, score=0.35, depth=100
+        questions=60, fraction=0.96, low=0.9, high=0.98, passages=7.2, wanted=0.95, score=0.35, depth=100
     ),
     first=IsotonicMap([0.2, 0.6], [0.1, 0.9]),
     later=PlattMap(2.0, -3.0),
@@ -93,13 +93,13 @@ def test_hits_have_probabilities_and_the_query_an_answer_or_none() -> None:
     ]
 
 
-def test_the_aim_that_decides_is_named_and_whether_it_is_missed() -> None:
+def test_the_target_that_decides_is_named_and_whether_it_is_missed() -> None:
     line = describe_calibration(CALIBRATION)
     assert line.startswith("threshold 0.5000 of score, chosen for top-precision 0.9; on test 40 of 60 queries")
     low = replace(CALIBRATION.thresholds[0], top_precision=Proportion(32, 40, 0.65, 0.89))
     line = describe_calibration(replace(CALIBRATION, thresholds=[low]))
     assert line.startswith("threshold 0.5000 of score, chosen for top-precision 0.9, which it misses; on test")
-    missed = AnswerThreshold(**achieved(SHARE), aim="missed", wanted=0.1, score=0.5)
+    missed = AnswerThreshold(**achieved(FRACTION), target="missed", wanted=0.1, score=0.5)
     line = describe_calibration(replace(CALIBRATION, thresholds=[missed]))
     assert "chosen for missed 0.1, which it misses;" in line  # 20 of 60, and at least 0.23
     line = describe_calibration(replace(CALIBRATION, chosen_on="dev and test", checked_on="dev and test"))
@@ -114,7 +114,7 @@ def test_the_aim_that_decides_is_named_and_whether_it_is_missed() -> None:
     assert describe_calibration(replace(CALIBRATION, thresholds=[])) == keeps
 
 
-def test_an_aim_out_of_reach_takes_no_threshold_from_a_model(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_target_out_of_reach_takes_no_threshold_from_a_model(tiny_encoder: Path, tmp_path: Path) -> None:
     model = ModelConfig(model=str(shutil.copytree(tiny_encoder, tmp_path / "model")))
     file, without = tmp_path / "model" / FILE, replace(CALIBRATION, thresholds=[])
     save_calibration(CALIBRATION, model)
@@ -196,10 +196,10 @@ def test_the_share_of_changed_passages_is_estimated(changed: float) -> None:
     exchanged = [*before[new:], *(f"new {at}" for at in range(new))]
     added = [*before, *(f"new {at}" for at in range(round(new / max(1 - changed, 0.5))))]
     sample = sample_of(corpus(before))
-    assert changed_share(sample, count, corpus(exchanged)) == pytest.approx(changed, abs=0.035)
-    assert changed_share(sample, count, corpus(added)) == pytest.approx(changed, abs=0.035)
-    assert changed_share(sample, count, corpus(before[new:])) == pytest.approx(changed, abs=0.035)
-    assert changed_share(sample, count, corpus([])) == 1
+    assert changed_fraction(sample, count, corpus(exchanged)) == pytest.approx(changed, abs=0.035)
+    assert changed_fraction(sample, count, corpus(added)) == pytest.approx(changed, abs=0.035)
+    assert changed_fraction(sample, count, corpus(before[new:])) == pytest.approx(changed, abs=0.035)
+    assert changed_fraction(sample, count, corpus([])) == 1
 
 
 def test_the_file_holds_every_value(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_the_file_holds_every_value(tmp_path: Path) -> None:
         CALIBRATION,
         sample=[5, 2**63 - 1],
         confidence=combined,
-        thresholds=[replace(CALIBRATION.thresholds[0], wrong=SHARE, unanswerable={"given": SHARE})],
+        thresholds=[replace(CALIBRATION.thresholds[0], wrong=FRACTION, unanswerable={"given": FRACTION})],
     )
     (tmp_path / FILE).write_text(whole.to_json())
     assert read_calibration(tmp_path / FILE) == whole
@@ -229,7 +229,7 @@ CHANGES: list[dict[str, Any]] = [
     {"stale": "no"},
     {"format": None},
     {"digest": "abc"},
-    {"kept": {**vars(CALIBRATION.kept or 0), "share": 1.5}},
+    {"kept": {**vars(CALIBRATION.kept or 0), "fraction": 1.5}},
     {"kept": {**vars(CALIBRATION.kept or 0), "score": float("inf")}},
     {"corpus": "1" * 63 + "\n"},
     {"date": "x" * 2_000},
@@ -239,7 +239,7 @@ CHANGES: list[dict[str, Any]] = [
     {"first": {"method": "isotonic", "scores": [0.1, float("inf")], "probabilities": [0.1, 0.9]}},
     {"later": {"method": "platt", "slope": -1.0, "intercept": 0.0}},
     {"later": {"method": "platt", "slope": 1.0}},
-    {"thresholds": [{"aim": "f1", "wanted": None, "score": 0.1}]},
+    {"thresholds": [{"target": "f1", "wanted": None, "score": 0.1}]},
     {"thresholds": "none"},
     {"more": 1},
 ]
@@ -260,7 +260,7 @@ def test_a_file_of_other_values_is_refused(tmp_path: Path, change: dict[str, Any
         {"score": float("nan")},
         {"score": float("-inf")},
         {"wanted": 1.5},
-        {"aim": "best"},
+        {"target": "best"},
         {"answered": {"part": 3, "whole": 2, "low": 0.0, "high": 1.0}},
         {"unanswerable": {"given": {"part": 3, "whole": 2, "low": 0.0, "high": 1.0}}},
         {"wrong": {"part": 1, "whole": 2, "low": 0.5, "high": 0.4}},

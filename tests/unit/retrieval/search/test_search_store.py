@@ -19,5 +19,5 @@ def test_results_equal_those_of_the_array(tmp_path: Path, dtype: str) -> None:
     store = write_store(tmp_path / "store", embeddings, 16, dtype)
     ties = rng.permutation(100)
     actual, expected = search_store(store, queries, 100, ties), top_k(queries, store.array(), 100, ties)
-    for one, wanted in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(one, wanted)
+    for value, wanted in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)

@@ -105,12 +105,12 @@ def _related(archive: zipfile.ZipFile, part: str) -> dict[str, tuple[str, str]]:
     folder, name = posixpath.split(part)
     path = posixpath.join(folder, "_rels", f"{name}.rels")
     return {
-        one.get("Id", ""): (
-            one.get("Type", "").rpartition("/")[2],
-            posixpath.normpath(posixpath.join("/", folder, one.get("Target", ""))).lstrip("/"),
+        element.get("Id", ""): (
+            element.get("Type", "").rpartition("/")[2],
+            posixpath.normpath(posixpath.join("/", folder, element.get("Target", ""))).lstrip("/"),
         )
-        for one in (list(_xml(archive, path)) if path in archive.NameToInfo else [])
-        if one.get("TargetMode") != "External"
+        for element in (list(_xml(archive, path)) if path in archive.NameToInfo else [])
+        if element.get("TargetMode") != "External"
     }
 
 

@@ -101,9 +101,9 @@
       value(query, a) !== null && (worst || (value(query, b) !== null && key(query) < 0)));
     const ordered = usable.sort((left, right) => key(left) - key(right)).slice(0, set.depth);
     const shown = ordered.filter((query) => `${query.id} ${query.text}`.toLowerCase().includes(wanted));
-    const aim = worst ? `lowest ${metric.value} of ${first.value}`
+    const sorting = worst ? `lowest ${metric.value} of ${first.value}`
       : `${first.value} furthest ${way > 0 ? "behind" : "ahead of"} ${second.value} in ${metric.value}`;
-    at("query-count").textContent = `${shown.length} queries: ${aim}, of ${set.of} measured`;
+    at("query-count").textContent = `${shown.length} queries: ${sorting}, of ${set.of} evaluated`;
     at("query-list").replaceChildren(...shown.map((query) => {
       const row = made("details");
       const head = made("summary", query.text);

@@ -48,10 +48,10 @@ class SweepData:
 
     def prepare(self, base: Config, space: SearchSpace) -> None:
         """Open the data of all trials that the space allows."""
-        searched = [one for one in space.dimensions if one.section in SECTIONS]
-        values = [[one.high] if one.is_range else one.values for one in searched]
+        searched = [dimension for dimension in space.dimensions if dimension.section in SECTIONS]
+        values = [[dimension.high] if dimension.is_range else dimension.values for dimension in searched]
         for combination in itertools.product(*values):
-            point = {one.key: value for one, value in zip(searched, combination, strict=True)}
+            point = {dimension.key: value for dimension, value in zip(searched, combination, strict=True)}
             self._open(trial_config(base, point))
 
     def job(self, number: int, config: Config, folder: Path) -> TrialJob:

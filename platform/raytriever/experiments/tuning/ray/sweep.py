@@ -58,7 +58,7 @@ from raytriever.experiments.tuning.trial_log import (
     sweep_rows,
 )
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, Tracker, closing
+from raytriever.tracking.tracker import COMMAND, Tracker, closing
 from raytriever.tracking.tracker_names import DEFAULT_TRACKERS, check_trackers, open_trackers
 from raytriever.training.run_config import Config, dump_config, hash_of, to_dict
 from raytriever.training.training_settings import DEV_LOSS
@@ -108,7 +108,7 @@ def run_sweep(
     run = RunDirectory.open(output, settings, fresh)
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
         raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
-    trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
+    trials = [] if run.state == "new" else read_trials(output, [dimension.key for dimension in space.dimensions])
     if finished := _finished_sweep(output, plan, trials):
         send_pending(output, trackers, log)
         return finished
@@ -122,8 +122,8 @@ def run_sweep(
     run.begin(yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True))
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
-        tags = {STAGE: "tune", "run_directory": str(output.resolve())}
-        searched = {one.key for one in space.dimensions}
+        tags = {COMMAND: "tune", "run_directory": str(output.resolve())}
+        searched = {dimension.key for dimension in space.dimensions}
         constant = {
             section: {name: value for name, value in values.items() if f"{section}.{name}" not in searched}
             for section, values in settings.items()
@@ -165,7 +165,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     metrics = (*Protocol().metrics, DEV_LOSS)
     if search.metric not in metrics:
         raise ConfigError(f"unknown metric {search.metric!r}", setting("metric"), did_you_mean(search.metric, metrics))
-    scales = [one.key for one in space.dimensions if one.section == "loss"]
+    scales = [dimension.key for dimension in space.dimensions if dimension.section == "loss"]
     for name, metric in (("metric", search.metric), ("asha_metric", search.asha_metric if search.asha else "")):
         if metric == DEV_LOSS and scales:
             remedy = f"give another metric, such as {BATCH_AUC if name == 'asha_metric' else 'ndcg_at_10'}"
@@ -174,7 +174,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     check_watched_metric(base, search)
     sampler = Sampler(search.searcher, space, base.training.seed)
     trials = search.trials or DEFAULT_TRIALS
-    if not any(one.is_range for one in space.dimensions):
+    if not any(dimension.is_range for dimension in space.dimensions):
         trials = min(trials, len(space.grid()))
     if search.searcher == GRID:
         points = space.grid()
@@ -188,7 +188,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
 
 
 def check_watched_metric(base: Config, search: SearchConfig) -> None:
-    """Raise `ConfigError` if the metric that stops trials early is unknown, or is not measured during training."""
+    """Raise `ConfigError` if the metric that stops trials early is unknown, or is not evaluated during training."""
     if not search.asha or search.asha_metric in (BATCH_AUC, DEV_LOSS):
         return
     metrics = dev_protocol(base.training.best_metric).metrics
@@ -197,7 +197,7 @@ def check_watched_metric(base: Config, search: SearchConfig) -> None:
         raise ConfigError(f"unknown metric {search.asha_metric!r}", setting("asha_metric"), remedy)
     if not base.validation.sources(base.training.best_metric, base.data.dev_split):
         remedy = f"give {setting('eval_datasets')} own, or {setting('asha_metric')} {BATCH_AUC}"
-        raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
+        raise ConfigError(f"{search.asha_metric} is not evaluated during training", setting("asha_metric"), remedy)
 
 
 def open_best(output: Path, config: Config) -> RunDirectory:
@@ -238,20 +238,20 @@ def evaluate_best(
     return results
 
 
-@activity("drawing the figures of the sweep")
+@activity("plotting the figures of the sweep")
 def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, tracker: Tracker) -> None:
     """Write `figures/response-NAME` for each searched number. Write `table.md` last, because it marks the end."""
     if not trials:
         return
     figures = output / FIGURES
-    on_batches = {DEV_LOSS: "dev loss", BATCH_AUC: "dev batch AUC"}  # these are measured on dev batches
+    on_batches = {DEV_LOSS: "dev loss", BATCH_AUC: "dev batch AUC"}  # these are evaluated on dev batches
     title = on_batches.get(metric) or metric_title(metric.removeprefix(DEV))
-    keys = [one.key for one in space.dimensions]
+    keys = [dimension.key for dimension in space.dimensions]
     by = LOSS if LOSS in keys else None
-    for one in space.dimensions:
-        if one.key != LOSS and all(type(trial.settings[one.key]) in (int, float) for trial in trials):
-            path = figures / f"response-{short_name(one.key)}.png"
-            save_response(path, trials, metric, title, one.key, by, one.log)
+    for dimension in space.dimensions:
+        if dimension.key != LOSS and all(type(trial.settings[dimension.key]) in (int, float) for trial in trials):
+            path = figures / f"response-{short_name(dimension.key)}.png"
+            save_response(path, trials, metric, title, dimension.key, by, dimension.log)
     write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
     for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
         if (output / name).exists():
@@ -261,7 +261,7 @@ def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metri
 def save_response(
     path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, log: bool
 ) -> None:
-    """Draw the metric over one dimension, with a point for each trial and a line through the means.
+    """Plot the metric over one dimension, with a point for each trial and a line through the means.
 
     Args:
         key: dimension whose values are numbers.

@@ -37,7 +37,7 @@ from raytriever.experiments.tuning.trial_log import (
 )
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.step_log import read_curve
-from raytriever.tracking.tracker import STAGE, points_now
+from raytriever.tracking.tracker import COMMAND, points_now
 from raytriever.training.run_config import TRIALS, Config, dump_config, to_dict
 from raytriever.training.training_settings import DEV_LOSS
 
@@ -116,7 +116,7 @@ class TrialManager:
         """Return a line with the number of ended trials and the names of the running ones."""
         with self._lock:
             running = ", ".join(
-                f"{self.trials[number].name} at step {one.recorder.step}" for number, one in self._running.items()
+                f"{self.trials[number].name} at step {trial.recorder.step}" for number, trial in self._running.items()
             )
             ended = sum(trial.status in (FINISHED, STOPPED) for trial in self.trials)
         return f"trials: {ended} of {self._plan.trials} ended" + (f", running {running}" if running else ", starting")
@@ -204,7 +204,7 @@ class TrialManager:
         job = self._data.job(number, config, folder.resolve())
         run.begin(dump_config(config), [config.loss])
         tracker = self._tracker.child(trial_run_name(trial, self._run_name), folder)
-        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
+        tags = {COMMAND: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
         tracker.describe(self._data.used_config(config), self._data.record(), tags)
         recorder = TrialRecorder(tracker, folder, trial.name, self._log)
         self._running[number] = _Running(recorder, tracker, time.monotonic())
@@ -251,9 +251,9 @@ class TrialManager:
     def _outcome(self, trial: Trial) -> str:
         metric = self._plan.metric
         has_figure = trial.status == FINISHED and metric in trial.metrics
-        figure = f", {metric} {trial.metrics[metric]:.4f}" if has_figure else ""
+        value_text = f", {metric} {trial.metrics[metric]:.4f}" if has_figure else ""
         reason = f" ({trial.reason})" if trial.reason else ""
-        return f"{figure}{reason}, {trial.steps} steps in {trial.seconds:.1f} s"
+        return f"{value_text}{reason}, {trial.steps} steps in {trial.seconds:.1f} s"
 
     def _log_to_tracker(self, trial: Trial) -> None:
         shown = [name for name in trial.metrics if name != DEV_LOSS or self._plan.metric == DEV_LOSS]

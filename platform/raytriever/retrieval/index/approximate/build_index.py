@@ -8,7 +8,7 @@ from numpy import ndarray
 
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.progress import Progress, activity
-from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
+from raytriever.retrieval.index.approximate.ann_index import AnnIndex, ApproximateIndex
 from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf, default_code_bytes
 from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 from raytriever.retrieval.index.approximate.roargraph import RoarGraph
@@ -18,21 +18,21 @@ from raytriever.retrieval.index.pair_scores import check_finite
 BLOCK = 1 << 16
 
 
-def fill(finder: Ivf | Hnsw, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf | Hnsw:
-    """Add all rows to a finder, block by block, because the embeddings may be memory-mapped. Return the finder."""
+def fill(ann_index: Ivf | Hnsw, embeddings: Float32[ndarray, "rows dim"], threads: int) -> Ivf | Hnsw:
+    """Add all rows to an ANN index, block by block, because the embeddings may be memory-mapped. Return it."""
     with Progress("index", len(embeddings), "passage") as progress:
         for start in range(0, len(embeddings), BLOCK):
             block = np.ascontiguousarray(embeddings[start : start + BLOCK])
-            finder.add(block, threads)
+            ann_index.add(block, threads)
             progress.advance(len(block))
-    return finder
+    return ann_index
 
 
 @activity("building the index")
 def build_index(
-    embeddings: Float32[ndarray, "documents width"],
+    embeddings: Float32[ndarray, "documents dim"],
     config: IndexConfig,
-    training: Float32[ndarray, "training width"] | None,
+    training: Float32[ndarray, "training dim"] | None,
     seed: int,
     threads: int,
     ties: Int64[ndarray, " documents"] | None = None,
@@ -54,24 +54,24 @@ def build_index(
         raise DataError("there are no documents to index", remedy="encode a data set with documents")
     check_finite(embeddings, "document")
     embeddings = np.ascontiguousarray(embeddings, np.float32)
-    finder = _finder(embeddings, config, training, seed, threads)
+    ann_index = _ann_index(embeddings, config, training, seed, threads)
     ties = np.arange(len(embeddings)) if ties is None else ties
-    return ApproximateIndex(finder, embeddings, ties, config.value("effort"))
+    return ApproximateIndex(ann_index, embeddings, ties, config.value("search_size"))
 
 
-def _finder(embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int) -> Finder:
-    degree, beam, width = config.value("degree"), config.value("build_beam"), embeddings.shape[1]
+def _ann_index(embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int) -> AnnIndex:
+    m, ef_construction, dim = config.value("m"), config.value("ef_construction"), embeddings.shape[1]
     if config.index == "flat":
         return Flat(embeddings)
     if config.index in ("ivf", "ivfpq"):
-        code_bytes = (config.code_bytes or default_code_bytes(width)) if config.index == "ivfpq" else None
+        code_bytes = (config.code_bytes or default_code_bytes(dim)) if config.index == "ivfpq" else None
         return fill(Ivf.trained(embeddings, config.lists, code_bytes, seed, threads), embeddings, threads)
     if config.index == "hnsw":
-        return fill(Hnsw.empty(width, degree, beam, seed, len(embeddings)), embeddings, threads)
+        return fill(Hnsw.empty(dim, m, ef_construction, seed, len(embeddings)), embeddings, threads)
     if config.index == "vamana":
-        return Vamana.build(embeddings, degree, beam, threads)
+        return Vamana.build(embeddings, m, ef_construction, threads)
     if training is None or not len(training):
         remedy = f"name a split that has queries, or use {setting('index')} hnsw"
         what = "RoarGraph is built from training queries, and there are none"
         raise ConfigError(what, setting("training_split"), remedy)
-    return RoarGraph.build(embeddings, training, degree, config.value("nearest"), beam, seed, threads)
+    return RoarGraph.build(embeddings, training, m, config.value("nearest"), ef_construction, seed, threads)

@@ -1,6 +1,6 @@
-"""Finders that use FAISS: flat search, inverted files and HNSW, with their files.
+"""ANN indexes that use FAISS: flat search, inverted files and HNSW, with their files.
 
-1. `Flat` scores every document. The approximate finders are compared with it.
+1. `Flat` scores every document. The approximate indexes are compared with it.
 2. `Ivf` (IVF-Flat) groups documents into lists around k-means centers, and reads the lists nearest to a query. With
    codes (IVF-PQ) it stores only a few bytes per document, the product-quantized difference from the center. It then
    proposes more documents than requested, because rescoring with the full embeddings changes their order.
@@ -52,12 +52,12 @@ def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
 
 
 @dataclass(frozen=True)
-class FaissFinder:
-    """Finder with an index of FAISS. The index is created empty, and `add` appends rows."""
+class FaissAnnIndex:
+    """ANN index with an index of FAISS. The index is created empty, and `add` appends rows."""
 
     index: Any
 
-    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Self:
+    def add(self, embeddings: Float32[ndarray, "rows dim"], threads: int) -> Self:
         """Append rows. The centers and the quantizer of `Ivf` do not change. With several threads, the graph of `Hnsw`
         differs from run to run."""
         faiss.omp_set_num_threads(threads)
@@ -65,7 +65,7 @@ class FaissFinder:
         return self
 
     def save(self, folder: Path) -> None:
-        """Write the index; see `Finder`."""
+        """Write the index; see `AnnIndex`."""
         try:
             faiss.write_index(self.index, str(folder / FILE))
         except RuntimeError as error:
@@ -74,12 +74,12 @@ class FaissFinder:
 
 @dataclass(frozen=True)
 class Flat:
-    """Finder that scores all embeddings. It has no files."""
+    """ANN index that scores all embeddings. It has no files."""
 
-    embeddings: Float32[ndarray, "rows width"]
+    embeddings: Float32[ndarray, "rows dim"]
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Find rows; see `Finder`. `effort` has no effect."""
+    def find(self, queries: Float32[ndarray, "queries dim"], k: int, search_size: int, threads: int) -> Proposal:
+        """Find rows; see `AnnIndex`. `search_size` has no effect."""
         faiss.omp_set_num_threads(threads)
         _, rows = faiss.knn(queries, self.embeddings, k, metric=faiss.METRIC_INNER_PRODUCT)
         return Proposal(rows, float(len(self.embeddings)))
@@ -89,16 +89,16 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Ivf(FaissFinder):
-    """Finder with an inverted file, a trained `faiss.IndexIVF`. The effort is the number of lists that it reads. It
-    proposes `proposed` times k documents."""
+class Ivf(FaissAnnIndex):
+    """ANN index with an inverted file, a trained `faiss.IndexIVF`. The search size is the number of lists that it
+    reads. It proposes `proposed` times k documents."""
 
     proposed: int = 1
 
     @classmethod
     def trained(
         cls,
-        embeddings: Float32[ndarray, "rows width"],
+        embeddings: Float32[ndarray, "rows dim"],
         lists: int | None,
         code_bytes: int | None,
         seed: int,
@@ -109,31 +109,31 @@ class Ivf(FaissFinder):
         Args:
             embeddings: finite embeddings.
             lists: number of lists; by default `default_lists`.
-            code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
+            code_bytes: bytes per code, a divisor of the dimension; None stores full embeddings.
         """
-        rows, width = embeddings.shape
+        rows, dim = embeddings.shape
         lists = lists or default_lists(rows)
         if lists > rows:
             raise ConfigError(f"{lists:,} lists exceed {rows:,} documents", setting("lists"), f"give at most {rows:,}")
         faiss.omp_set_num_threads(threads)
-        centers = faiss.IndexFlatIP(width)
+        centers = faiss.IndexFlatIP(dim)
         if code_bytes is None:
-            index = faiss.IndexIVFFlat(centers, width, lists, faiss.METRIC_INNER_PRODUCT)
+            index = faiss.IndexIVFFlat(centers, dim, lists, faiss.METRIC_INNER_PRODUCT)
         else:
-            _check_codes(rows, width, code_bytes)
-            index = faiss.IndexIVFPQ(centers, width, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
+            _check_codes(rows, dim, code_bytes)
+            index = faiss.IndexIVFPQ(centers, dim, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
             index.pq.cp.seed = seed
         index.cp.seed = seed
         index.cp.min_points_per_centroid = 1  # the user or `default_lists` chose the number of lists: do not warn
         index.train(embeddings)
         return cls(index, 1 if code_bytes is None else REFINE)
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Find rows; see `Finder`."""
+    def find(self, queries: Float32[ndarray, "queries dim"], k: int, search_size: int, threads: int) -> Proposal:
+        """Find rows; see `AnnIndex`."""
         faiss.omp_set_num_threads(threads)
         faiss.cvar.indexIVF_stats.reset()
         wanted = min(self.proposed * k, self.index.ntotal)
-        settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist))
+        settings = faiss.SearchParametersIVF(nprobe=min(search_size, self.index.nlist))
         _, rows = self.index.search(queries, wanted, params=settings)
         # FAISS does not count the centers, although it scores them too.
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
@@ -151,15 +151,15 @@ def default_lists(rows: int) -> int:
     return max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
 
 
-def default_code_bytes(width: int) -> int:
-    """Return the largest divisor of the width up to a quarter of it: codes are then 16 times smaller than float32."""
-    return max(size for size in range(1, max(1, width // 4) + 1) if width % size == 0)
+def default_code_bytes(dim: int) -> int:
+    """Return the largest divisor of the dimension up to a quarter of it: codes are 16 times smaller than float32."""
+    return max(size for size in range(1, max(1, dim // 4) + 1) if dim % size == 0)
 
 
-def _check_codes(rows: int, width: int, code_bytes: int) -> None:
-    if width % code_bytes:
-        allowed = ", ".join(str(size) for size in range(1, width + 1) if width % size == 0)
-        what = f"{code_bytes} does not divide the width {width}"
+def _check_codes(rows: int, dim: int, code_bytes: int) -> None:
+    if dim % code_bytes:
+        allowed = ", ".join(str(size) for size in range(1, dim + 1) if dim % size == 0)
+        what = f"{code_bytes} does not divide the dimension {dim}"
         raise ConfigError(what, setting("code_bytes"), f"choose from {allowed}")
     if rows < CODES:
         what = f"codes need at least {CODES} documents to learn from, and there are only {rows}"
@@ -167,24 +167,24 @@ def _check_codes(rows: int, width: int, code_bytes: int) -> None:
 
 
 @dataclass(frozen=True)
-class Hnsw(FaissFinder):
-    """Finder with an HNSW graph, a `faiss.IndexHNSWSQ` of float16. The effort is the beam width of a search
+class Hnsw(FaissAnnIndex):
+    """ANN index with an HNSW graph, a `faiss.IndexHNSWSQ` of float16. The search size is the beam width of a search
     (`efSearch`)."""
 
     @classmethod
-    def empty(cls, width: int, degree: int, beam: int, seed: int, rows: int = 0) -> Hnsw:
+    def empty(cls, dim: int, m: int, ef_construction: int, seed: int, rows: int = 0) -> Hnsw:
         """Create a graph without rows.
 
         Args:
-            degree: number of neighbors of a document; twice as many in the lowest layer (`M`).
-            beam: beam width while a document is inserted (`efConstruction`).
+            m: number of neighbors of a document; twice as many in the lowest layer (`M`).
+            ef_construction: beam width while a document is inserted (`efConstruction`).
             rows: number of rows for which to reserve memory. A growing array would be copied and need twice the memory.
         """
-        index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.IndexHNSWSQ(dim, faiss.ScalarQuantizer.QT_fp16, m, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
-        links.efConstruction, links.rng = beam, faiss.RandomGenerator(seed)
-        # One of `degree` rows is in the second layer, one of `degree`^2 in the third. Layers are random: reserve more.
-        upper = degree * int(1.1 * rows / (degree - 1) + 100)
+        links.efConstruction, links.rng = ef_construction, faiss.RandomGenerator(seed)
+        # One of `m` rows is in the second layer, one of `m`^2 in the third. Layers are random: reserve more.
+        upper = m * int(1.1 * rows / (m - 1) + 100)
         neighbors = rows * links.nb_neighbors(0) + upper
         for array, size in (
             (storage.codes, rows * storage.code_size),
@@ -197,16 +197,16 @@ class Hnsw(FaissFinder):
             array.resize(before)
         return cls(index)
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Find rows; see `Finder`."""
+    def find(self, queries: Float32[ndarray, "queries dim"], k: int, search_size: int, threads: int) -> Proposal:
+        """Find rows; see `AnnIndex`."""
         faiss.omp_set_num_threads(threads)
         faiss.cvar.hnsw_stats.reset()
-        settings = faiss.SearchParametersHNSW(efSearch=max(effort, k))
+        settings = faiss.SearchParametersHNSW(efSearch=max(search_size, k))
         _, rows = self.index.search(queries, k, params=settings)
         return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
 
-    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Self:
-        """See `FaissFinder.add`."""
+    def add(self, embeddings: Float32[ndarray, "rows dim"], threads: int) -> Self:
+        """See `FaissAnnIndex.add`."""
         largest = np.finfo(np.float16).max  # larger values would become infinite and break the graph
         return super().add(np.clip(embeddings, -largest, largest), threads)
 

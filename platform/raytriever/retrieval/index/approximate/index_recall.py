@@ -23,10 +23,10 @@ SECONDS, PASSES = 0.5, 7
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Measurements of an index at one effort."""
+    """Measurements of an index at one search size."""
 
-    effort: int
-    recall: float  # mean share of a query's true documents that were retrieved, 0 to 1
+    search_size: int
+    recall: float  # mean fraction of a query's true documents that were retrieved, 0 to 1
     candidates: float  # mean number of documents scored for a query; NaN if the library does not report it
     qps: float  # queries per second on one thread; NaN if not timed
 
@@ -42,22 +42,22 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def measure(
+def evaluate_recall(
     index: ApproximateIndex,
-    queries: Float32[ndarray, "queries width"],
+    queries: Float32[ndarray, "queries dim"],
     true: Int64[ndarray, "queries k"],
-    effort: int,
+    search_size: int,
     timed: bool = True,
 ) -> OperatingPoint:
-    """Measure recall and cost of a search with a given effort, for the k true documents of each query.
+    """Measure recall and cost of a search with a given search size, for the k true documents of each query.
 
     `true` holds the documents of an exact search, padded with -1. With `timed`, queries per second are measured too."""
-    k, index = true.shape[1], replace(index, effort=effort)
+    k, index = true.shape[1], replace(index, search_size=search_size)
     with one_thread():
         proposed = index.propose(index.check(queries, k), k, 1)
         _, retrieved = index.search(queries, k)
         qps = len(queries) / _least_seconds(index, queries, k) if timed else nan
-    return OperatingPoint(effort, float(recall(retrieved, true).mean()), proposed.candidates, qps)
+    return OperatingPoint(search_size, float(recall(retrieved, true).mean()), proposed.candidates, qps)
 
 
 def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:

@@ -1,6 +1,6 @@
 """Directed graph over the documents of a corpus: the search for documents near a query, and the choice of edges.
 
-Neighbors are stored in rows of equal width, so a walk reads them by row number, and one array in a file holds them.
+Neighbors are stored in rows of equal length, so a walk reads them by row number, and one array in a file holds them.
 
 A search is a best-first walk with a beam of the best documents scored so far. Each step expands the best document that
 is not expanded yet: its neighbors without a score are scored and inserted into the beam. The walk ends when every
@@ -36,7 +36,7 @@ _ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)
 _SIGN, _SIGN_OFF = np.uint64(31), np.uint64(0x7FFF_FFFF)
 
 
-def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
+def read_only(vectors: Float32[ndarray, "rows dim"]) -> Float32[ndarray, "rows dim"]:
     """Return a read-only view, like memory-mapped embeddings: numba would compile writable arrays separately."""
     view = np.ascontiguousarray(vectors, np.float32).view()
     view.flags.writeable = False
@@ -48,7 +48,7 @@ class Graph:
     """Directed graph over documents. Row i of `neighbors` has `degrees[i]` distinct documents, then -1. Every walk
     begins at the document `entry`."""
 
-    neighbors: Int32[ndarray, "documents width"]
+    neighbors: Int32[ndarray, "documents dim"]
     degrees: Int32[ndarray, " documents"]
     entry: int
 
@@ -97,8 +97,8 @@ def mark_reachable(neighbors, degrees, begin, reached):  # type: ignore[no-untyp
 
 def walk_all(
     graph: Graph,
-    queries: Float32[ndarray, "queries width"],
-    documents: Float32[ndarray, "documents width"],
+    queries: Float32[ndarray, "queries dim"],
+    documents: Float32[ndarray, "documents dim"],
     k: int,
     beam: int,
     threads: int,
@@ -200,11 +200,11 @@ def _insert(pool, size, key):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def squared_distance(one, other):  # type: ignore[no-untyped-def]
+def squared_distance(first, other):  # type: ignore[no-untyped-def]
     """Return the squared Euclidean distance in float32."""
     total = np.float32(0)
-    for i in range(np.uint64(len(one))):
-        difference = one[i] - other[i]
+    for i in range(np.uint64(len(first))):
+        difference = first[i] - other[i]
         total += difference * difference
     return total
 
@@ -250,7 +250,7 @@ def choose_neighbors(row, candidates, documents, fill, out):  # type: ignore[no-
 
 
 def add_reverse_edges(
-    neighbors: Int32[ndarray, "documents width"],
+    neighbors: Int32[ndarray, "documents dim"],
     degrees: Int32[ndarray, " documents"],
     firsts: Int32[ndarray, " documents"],
     sources: Int64[ndarray, " sources"],

@@ -18,7 +18,7 @@ Distances between documents are Euclidean, which gives the order of dot products
 
 Source: Chen, Zhang, He, Jing and Wang, RoarGraph: A Projected Bipartite Graph for Efficient Cross-Modal Approximate
 Nearest Neighbor Search, PVLDB 17(11), 2024. Implemented from the paper; the batches and the last edges are additions.
-The graph is the same for any number of threads. Processors with SIMD registers of another width may choose other
+The graph is the same for any number of threads. Processors with SIMD registers of another dimension may choose other
 neighbors if distances are almost equal."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SMALLEST_BATCH, BATCHES = 256, 64
 
 def project(
     nearest: Int32[ndarray, "queries nearest"],
-    documents: Float32[ndarray, "documents width"],
+    documents: Float32[ndarray, "documents dim"],
     degree: int,
     threads: int = 1,
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
@@ -80,7 +80,7 @@ def _project(first, last, nearest, pivots, bounds, documents, neighbors, degrees
 def connect(
     neighbors: Int32[ndarray, "documents degree"],
     degrees: Int32[ndarray, " documents"],
-    documents: Float32[ndarray, "documents width"],
+    documents: Float32[ndarray, "documents dim"],
     beam: int,
     seed: int,
     threads: int = 1,
@@ -90,26 +90,26 @@ def connect(
     `beam` is the beam width of a search for a document. `seed` decides the order of the documents."""
     documents = graphs.read_only(documents)
     count, degree = neighbors.shape
-    wide = np.full((count, 2 * degree), -1, np.int32)
-    wide[:, :degree] = neighbors
-    graph = graphs.Graph(wide, degrees.copy(), _entry(documents, degrees))
+    neighbors_of_both = np.full((count, 2 * degree), -1, np.int32)
+    neighbors_of_both[:, :degree] = neighbors
+    graph = graphs.Graph(neighbors_of_both, degrees.copy(), _entry(documents, degrees))
     halves = (np.square(documents, dtype=np.float32).sum(1) / 2).astype(np.float32)
     order, start = np.random.default_rng(seed).permutation(count), 0
     while start < count:
         batch = order[start : start + max(SMALLEST_BATCH, min(start, count // BATCHES))]
         start += len(batch)
         new = np.full((len(batch), degree), -1, np.int32)
-        arrays = (batch, documents, halves, wide, graph.degrees, graph.entry, beam, new)
+        arrays = (batch, documents, halves, neighbors_of_both, graph.degrees, graph.entry, beam, new)
         in_threads(_search, len(batch), *arrays, threads=threads)
         for row, added in zip(batch, new, strict=True):
-            degree_before, count_added = graph.degrees[row], int((added >= 0).sum())
-            wide[row, degree_before : degree_before + count_added] = added[:count_added]
+            count_before, count_added = graph.degrees[row], int((added >= 0).sum())
+            neighbors_of_both[row, count_before : count_before + count_added] = added[:count_added]
             graph.degrees[row] += count_added
-        graphs.add_reverse_edges(wide, graph.degrees, degrees, batch, False, documents, threads)
+        graphs.add_reverse_edges(neighbors_of_both, graph.degrees, degrees, batch, False, documents, threads)
     return _connect_unreachable(graph, documents)
 
 
-def _entry(documents: Float32[ndarray, "documents width"], degrees: Int32[ndarray, " documents"]) -> int:
+def _entry(documents: Float32[ndarray, "documents dim"], degrees: Int32[ndarray, " documents"]) -> int:
     """Return the document nearest to the mean of all documents. Choose one that has edges, if there are any."""
     distances = np.square(documents - documents.mean(0, dtype=np.float64)).sum(1)
     return int(np.argmin(np.where((degrees > 0) | (degrees.max() == 0), distances, np.inf)))
@@ -131,7 +131,7 @@ def _search(first, last, batch, documents, halves, neighbors, degrees, entry, be
         new[index, :free] = fresh[:free]
 
 
-def _connect_unreachable(graph: graphs.Graph, documents: Float32[ndarray, "documents width"]) -> graphs.Graph:
+def _connect_unreachable(graph: graphs.Graph, documents: Float32[ndarray, "documents dim"]) -> graphs.Graph:
     reached = np.zeros(len(documents), np.bool_)
     graphs.mark_reachable(graph.neighbors, graph.degrees, graph.entry, reached)
     for unreachable in np.flatnonzero(~reached):
@@ -160,16 +160,16 @@ def _add_edge_to(document, neighbors, degrees, documents, reached):  # type: ign
 
 @dataclass(frozen=True)
 class RoarGraph:
-    """Finder with a RoarGraph. The effort is the beam width of a search."""
+    """ANN index with a RoarGraph. The search size is the beam width of a search."""
 
     graph: graphs.Graph
-    embeddings: Float32[ndarray, "rows width"]
+    embeddings: Float32[ndarray, "rows dim"]
 
     @classmethod
     def build(
         cls,
-        embeddings: Float32[ndarray, "rows width"],
-        training: Float32[ndarray, "training width"],
+        embeddings: Float32[ndarray, "rows dim"],
+        training: Float32[ndarray, "training dim"],
         degree: int,
         nearest: int,
         beam: int,
@@ -191,23 +191,23 @@ class RoarGraph:
         neighbors, degrees = project(close, embeddings, degree, threads)
         return cls(connect(neighbors, degrees, embeddings, beam, seed, threads), embeddings)
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Find rows; see `Finder`."""
-        rows, candidates = graphs.walk_all(self.graph, queries, self.embeddings, k, effort, threads)
+    def find(self, queries: Float32[ndarray, "queries dim"], k: int, search_size: int, threads: int) -> Proposal:
+        """Find rows; see `AnnIndex`."""
+        rows, candidates = graphs.walk_all(self.graph, queries, self.embeddings, k, search_size, threads)
         return Proposal(rows, float(candidates.mean()) if len(queries) else 0.0)
 
     def save(self, folder: Path) -> None:
-        """Write the graph; see `Finder`."""
+        """Write the graph; see `AnnIndex`."""
         self.graph.save(folder)
 
     @classmethod
-    def load(cls, folder: Path, embeddings: Float32[ndarray, "rows width"]) -> RoarGraph:
+    def load(cls, folder: Path, embeddings: Float32[ndarray, "rows dim"]) -> RoarGraph:
         """Read the files of `save` for the same embeddings."""
         return cls(graphs.Graph.load(folder, len(embeddings)), embeddings)
 
 
 def _closest(
-    training: Float32[ndarray, "training width"], embeddings: Float32[ndarray, "rows width"], nearest: int
+    training: Float32[ndarray, "training dim"], embeddings: Float32[ndarray, "rows dim"], nearest: int
 ) -> Int32[ndarray, "training nearest"]:
     """Return the closest documents of each training query.
 

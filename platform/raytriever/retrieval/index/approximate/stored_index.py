@@ -3,7 +3,7 @@
     DIR/manifest.json      the digest of every file, and the inputs and settings of the index
     DIR/embeddings.npy     the embeddings, memory-mapped when read
     DIR/ties.npy           the rank of each document among documents with equal scores
-    DIR/finder/            the files of the finder
+    DIR/ann_index/         the files of the ANN index
 
 Every file is compared with its digest before it is opened, because FAISS and SVS trust their files."""
 
@@ -23,18 +23,18 @@ from raytriever.core.reading.arrays import read_array
 from raytriever.core.reading.json_and_yaml import conform
 from raytriever.core.store.commit import MANIFEST, read_manifest
 from raytriever.data.file_digests import check_directory
-from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, Finder
+from raytriever.retrieval.index.approximate.ann_index import AnnIndex, ApproximateIndex
 from raytriever.retrieval.index.approximate.faiss_indexes import Flat, Hnsw, Ivf
 from raytriever.retrieval.index.approximate.roargraph import RoarGraph
 from raytriever.retrieval.index.approximate.vamana import Vamana
 
 KIND = "index"
-FINDER = "finder"
+ANN_INDEX = "ann_index"
 _REMEDY = "build the index again"
 EMBEDDINGS, TIES = "embeddings.npy", "ties.npy"
 
-# Reader of each kind of finder. Its arguments are the folder and the embeddings.
-_READERS: dict[str, Callable[[Path, ndarray], Finder]] = {
+# Reader of each kind of ANN index. Its arguments are the folder and the embeddings.
+_READERS: dict[str, Callable[[Path, ndarray], AnnIndex]] = {
     "flat": lambda folder, embeddings: Flat(embeddings),
     "ivf": lambda folder, embeddings: Ivf.load(folder, embeddings.shape),
     "ivfpq": lambda folder, embeddings: Ivf.load(folder, embeddings.shape),
@@ -46,11 +46,11 @@ _READERS: dict[str, Callable[[Path, ndarray], Finder]] = {
 
 class _Meta(TypedDict):
     rows: int
-    width: int
-    effort: int
+    dim: int
+    search_size: int
 
 
-def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
+def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows dim"]:
     """Write the embeddings of an index into its folder and memory-map them. `shape` is the total shape of the blocks.
 
     The index is then built from the file, so that the kernel can drop its pages when memory is short."""
@@ -67,10 +67,10 @@ def write_embeddings(folder: Path, blocks: Iterable[ndarray], shape: tuple[int, 
 def save_index(folder: Path, index: ApproximateIndex, kind: str) -> dict[str, Any]:
     """Write an index except its embeddings, and return its entries for the manifest. `kind` is one of `INDEXES`."""
     np.save(folder / TIES, index.ties, allow_pickle=False)
-    (folder / FINDER).mkdir()
-    index.finder.save(folder / FINDER)
-    rows, width = index.embeddings.shape
-    return {"kind": KIND, "index": kind, "effort": index.effort, "rows": rows, "width": width}
+    (folder / ANN_INDEX).mkdir()
+    index.ann_index.save(folder / ANN_INDEX)
+    rows, dim = index.embeddings.shape
+    return {"kind": KIND, "index": kind, "search_size": index.search_size, "rows": rows, "dim": dim}
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def read_index(path: Path) -> ApproximateIndex:
     """Open an index. Each file is compared with its digest once, and again whenever it has changed."""
     meta = read_meta(path)
     check_directory(path)
-    rows, width = meta["rows"], meta["width"]
-    embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, width), _REMEDY, mapped="r")
+    rows, dim = meta["rows"], meta["dim"]
+    embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, dim), _REMEDY, mapped="r")
     ties = read_array(path / TIES, ["int64"], (rows,), _REMEDY)
     if rows and not 0 <= int(ties.min()) <= int(ties.max()) < rows:
         reason = f"holds positions outside of a corpus of {rows:,} documents"
         raise StorageError(reason, str(path / TIES), _REMEDY)
-    finder = _READERS[meta["index"]](path / FINDER, embeddings)
-    return ApproximateIndex(finder, embeddings, ties, int(meta["effort"]))
+    ann_index = _READERS[meta["index"]](path / ANN_INDEX, embeddings)
+    return ApproximateIndex(ann_index, embeddings, ties, int(meta["search_size"]))

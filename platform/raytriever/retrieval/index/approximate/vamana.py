@@ -27,35 +27,36 @@ _FOLDERS = ("config", "graph", "data")
 
 @dataclass(frozen=True)
 class Vamana:
-    """Finder with a Vamana graph, an `svs.Vamana`. The effort is the beam width of a search (`search_window_size`)."""
+    """ANN index with a Vamana graph, an `svs.Vamana`. The search size is the beam width of a search
+    (`search_window_size`)."""
 
     index: Any
 
     @classmethod
-    def build(cls, embeddings: Float32[ndarray, "rows width"], degree: int, beam: int, threads: int) -> Vamana:
+    def build(cls, embeddings: Float32[ndarray, "rows dim"], m: int, ef_construction: int, threads: int) -> Vamana:
         """Build the graph.
 
         Args:
             embeddings: finite embeddings.
-            degree: largest number of neighbors of a document.
-            beam: beam width of a search for a document (`window_size`).
+            m: largest number of neighbors of a document.
+            ef_construction: beam width of a search for a document (`window_size`).
         """
         svs = _svs()
-        settings = svs.VamanaBuildParameters(graph_max_degree=degree, window_size=max(beam, degree), alpha=ALPHA)
+        settings = svs.VamanaBuildParameters(graph_max_degree=m, window_size=max(ef_construction, m), alpha=ALPHA)
         return cls(svs.Vamana.build(settings, embeddings, svs.DistanceType.MIP, num_threads=threads))
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Find rows; see `Finder`."""
+    def find(self, queries: Float32[ndarray, "queries dim"], k: int, search_size: int, threads: int) -> Proposal:
+        """Find rows; see `AnnIndex`."""
         if self.index.num_threads != threads:
             self.index.num_threads = threads
-        self.index.search_window_size = max(effort, k)
+        self.index.search_window_size = max(search_size, k)
         rows, _ = self.index.search(queries, k)
         # If a walk reaches fewer than k documents, SVS repeats a document or returns a number beyond the last row.
         valid = (rows < self.index.size) & ~_repeated(rows)
         return Proposal(np.where(valid, rows, -1).astype(np.int64), float("nan"))
 
     def save(self, folder: Path) -> None:
-        """Write the index; see `Finder`."""
+        """Write the index; see `AnnIndex`."""
         self.index.save(*(str(folder / name) for name in _FOLDERS))
 
     @classmethod

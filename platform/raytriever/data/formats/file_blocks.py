@@ -1,9 +1,9 @@
-"""Chunks of whole rows of a file. One process reads a chunk, and another may parse it.
+"""Blocks of whole rows of a file. One process reads a block, and another may parse it.
 
-1. `read_chunks` streams a `Part`, one file of a data set, as `FileChunk`s of about 1 MiB, cut only between rows.
-2. `parse_chunk` converts a chunk to `Records` in any process, because parts and chunks can be pickled.
+1. `read_blocks` streams a `Part`, one file of a data set, as `FileBlock`s of about 1 MiB, cut only between rows.
+2. `parse_block` converts a block to `Records` in any process, because parts and blocks can be pickled.
 
-Memory holds one chunk. It has about `size` bytes, or one longer row."""
+Memory holds one block. It has about `size` bytes, or one longer row."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
 
 
 @dataclass(frozen=True)
-class FileChunk:
-    """Chunk of whole rows of a part. `number` is its number in the part, from 0; `first_row` its first row, from 1.
+class FileBlock:
+    """Block of whole rows of a part. `number` is its number in the part, from 0; `first_row` its first row, from 1.
 
     For the kinds `parquet` and `arrow`, the payload is an Arrow IPC stream. For all other kinds, such as tables and
     JSON arrays, it is text whose rows end with `\\n`."""
@@ -47,7 +47,7 @@ class FileChunk:
 
 @dataclass
 class Parsed:
-    """Parsed chunk: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
+    """Parsed block: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
     `marks` has, for each good row, its number and the lengths of all columns of `records` after this row was added."""
 
     records: Records
@@ -61,13 +61,13 @@ class Parsed:
         return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
 
 
-def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChunk]:
-    """Yield the chunks of a part in order, streamed. Raise `DataError` if the file as a whole is missing, broken, empty
+def read_blocks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileBlock]:
+    """Yield the blocks of a part in order, streamed. Raise `DataError` if the file as a whole is missing, broken, empty
     or of another kind.
 
     Args:
-        index: index of the part among all parts. It is stored in each chunk.
-        size: number of bytes after which a chunk ends with the next row. Batches of Parquet have about this size.
+        index: index of the part among all parts. It is stored in each block.
+        size: number of bytes after which a block ends with the next row. Batches of Parquet have about this size.
     """
     if part.rows is not None:
         pieces = rows.read_object(part.where, size, part.rows)
@@ -76,16 +76,16 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
     else:
         pieces = (csv_tables.read_rows if part.kind == "table" else rows.read_lines)(part.where, size, part.header)
     for number, (first_row, payload) in enumerate(pieces):
-        yield FileChunk(index, number, first_row, payload)
+        yield FileBlock(index, number, first_row, payload)
 
 
-def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
-    """Return the records of a chunk. Each bad row is quarantined with its file, number and reason."""
+def parse_block(part: Part, block: FileBlock) -> Parsed:
+    """Return the records of a block. Each bad row is quarantined with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
     columns: list[list[Any]] = [getattr(parsed.records, column) for column in (*COLUMNS, "answers")]
     lengths = [0] * len(columns)
-    raws, decode = _rows(part, chunk)
-    for number, raw in enumerate(raws, chunk.first_row):
+    raws, decode = _rows(part, block)
+    for number, raw in enumerate(raws, block.first_row):
         if not raw or (type(raw) is bytes and raw.isspace()):
             continue
         parsed.rows += 1
@@ -101,17 +101,17 @@ def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
     return parsed
 
 
-def last_row(part: Part, chunk: FileChunk) -> int:
-    """Return the number of the last row of a chunk, without parsing its rows."""
-    raws, _ = _rows(part, chunk)
-    return max((number for number, raw in enumerate(raws, chunk.first_row) if raw), default=chunk.first_row)
+def last_row(part: Part, block: FileBlock) -> int:
+    """Return the number of the last row of a block, without parsing its rows."""
+    raws, _ = _rows(part, block)
+    return max((number for number, raw in enumerate(raws, block.first_row) if raw), default=block.first_row)
 
 
-def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
+def _rows(part: Part, block: FileBlock) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     if part.kind in ("parquet", "arrow"):
-        return rows.rows_of(chunk.payload), _good
+        return rows.rows_of(block.payload), _good
     decoders = {"tsv": _columns, "table": csv_tables.row_of}
-    return chunk.payload.split(b"\n"), decoders.get(part.kind, rows.object_of)
+    return block.payload.split(b"\n"), decoders.get(part.kind, rows.object_of)
 
 
 def _good(row: Any) -> Any:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from timeless import without_seconds
 
+from raytriever.evaluation.dataset_evaluation import EvaluationStore
 from raytriever.evaluation.evaluate_split import Evaluation
 from raytriever.evaluation.evaluated_datasets import describe_datasets
-from raytriever.evaluation.measurements import MeasurementStore
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.requested_models import EvaluationJob, read_models
 from raytriever.evaluation.run_evaluation import run_evaluation
@@ -27,13 +27,13 @@ def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., N
         models=read_models(["bm25", f"tiny={encoder}"], ModelConfig()),
         datasets=describe_datasets([str(dataset)], "test", protocol),
         baselines=["bm25"],
-        aims=[("recall", 0.8)],
+        targets=[("recall", 0.8)],
         precision="fp32",
     )
     lines: list[str] = []
     workers = RetrievalBackend(encode) if encode else None
     run_evaluation(job, output, False, Tracker, lines.append, workers)
-    return [line for line in lines if "measured before" in line]
+    return [line for line in lines if "evaluated before" in line]
 
 
 def content(output: Path) -> dict[str, bytes]:
@@ -56,7 +56,7 @@ def fail(*_: object) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_measured_before_an_interruption_is_used(
+def test_what_was_evaluated_before_an_interruption_is_used(
     undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
@@ -68,7 +68,7 @@ def test_what_was_measured_before_an_interruption_is_used(
     assert not output.exists()
     lines = evaluate(tiny_encoder, tiny_dataset, output)
     assert lines == [
-        f"letters, {split}: bm25 was measured before, see {unfinished / f'bm25.letters.{split}'}"
+        f"letters, {split}: bm25 was evaluated before, see {unfinished / f'bm25.letters.{split}'}"
         for split in ("test", "dev")
     ]
     assert content(output) == content(undisturbed)
@@ -81,14 +81,14 @@ def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_p
     values, means = {"query_auc": np.array([np.nan])}, {"auc": 0.1 + 0.2, "query_auc": np.nan}
     evaluation = Evaluation(one, *table, scores, scores, one, one, values, means)
     lines: list[str] = []
-    store, asked = MeasurementStore(tmp_path / "out.unfinished", lines.append), []
+    store, asked = EvaluationStore(tmp_path / "out.unfinished", lines.append), []
 
-    def measure() -> Evaluation:
+    def evaluate() -> Evaluation:
         asked.append(1)
         return evaluation
 
-    store.get("a", "set", "test", {"weights": 1}, measure)
-    result = store.get("a", "set", "test", {"weights": 1}, measure)
+    store.get("a", "set", "test", {"weights": 1}, evaluate)
+    result = store.get("a", "set", "test", {"weights": 1}, evaluate)
     assert (len(asked), len(lines)) == (1, 1)
     assert result.metrics["auc"] == 0.1 + 0.2
     assert np.isnan(result.metrics["query_auc"])
@@ -96,9 +96,9 @@ def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_p
     assert {name: value.dtype for name, value in vars(result).items() if isinstance(value, np.ndarray)} == {
         name: value.dtype for name, value in vars(evaluation).items() if isinstance(value, np.ndarray)
     }
-    store.get("a", "set", "test", {"weights": 2}, measure)
+    store.get("a", "set", "test", {"weights": 2}, evaluate)
     assert len(asked) == 2
     file = tmp_path / "out.unfinished" / "a.set.test" / "evaluation.npz"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    store.get("a", "set", "test", {"weights": 2}, measure)
+    store.get("a", "set", "test", {"weights": 2}, evaluate)
     assert (len(asked), len(lines)) == (3, 1)

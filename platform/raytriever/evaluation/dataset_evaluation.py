@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.core.store.unfinished_parts import Parts
+from raytriever.core.store.unfinished_pieces import Pieces
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.differences.system_significance import testable_values
 from raytriever.evaluation.evaluate_split import Evaluation, UnansweredRanking
@@ -57,7 +57,7 @@ ARRAYS = "evaluation.npz"
 
 
 @dataclass(frozen=True)
-class PartMeasurement:
+class PartEvaluation:
     """Results of all models, by name, on an undivided data set, or on a part of a divided one.
 
     `calibration` has the results on the split for choosing thresholds, if thresholds are requested."""
@@ -75,11 +75,11 @@ class PartMeasurement:
 
 
 @dataclass(frozen=True)
-class DatasetMeasurement:
+class DatasetEvaluation:
     """Results of all models on one data set of an evaluation, part by part."""
 
     source: EvaluationDataset
-    parts: list[PartMeasurement]
+    parts: list[PartEvaluation]
     # `bm25`, `prompts`: see `results.About`.
     bm25: Mapping[str, AnalysisAbout] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class DatasetMeasurement:
         """Names of the models."""
         return list(self.parts[0].evaluations)
 
-    def label(self, part: PartMeasurement) -> str:
+    def label(self, part: PartEvaluation) -> str:
         """Return the part's name in paths."""
         return self.source.label(part.name)
 
@@ -125,7 +125,7 @@ class DatasetMeasurement:
             notes={model: notes for model in self.models if (notes := self._notes(model))},
             bm25=dict(self.bm25),
             prompts=dict(self.prompts),
-            **{count: sum(one[count] for one in absent) for count in absent[0]},
+            **{count: sum(counts[count] for counts in absent) for count in absent[0]},
         )
 
     def _notes(self, model: str) -> list[str]:
@@ -147,17 +147,21 @@ class DatasetMeasurement:
 
 def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
     """Concatenate the pooled scores of evaluations. Query indices continue from one evaluation to the next."""
-    firsts = np.cumsum([0, *(len(one.queries) for one in evaluations)])
+    firsts = np.cumsum([0, *(len(evaluation.queries) for evaluation in evaluations)])
     return ScoredPools(
-        np.concatenate([one.positive_scores for one in evaluations]),
-        np.concatenate([one.negative_scores for one in evaluations]),
-        np.concatenate([one.positive_queries + first for one, first in zip(evaluations, firsts, strict=False)]),
-        np.concatenate([one.negative_queries + first for one, first in zip(evaluations, firsts, strict=False)]),
+        np.concatenate([evaluation.positive_scores for evaluation in evaluations]),
+        np.concatenate([evaluation.negative_scores for evaluation in evaluations]),
+        np.concatenate(
+            [evaluation.positive_queries + first for evaluation, first in zip(evaluations, firsts, strict=False)]
+        ),
+        np.concatenate(
+            [evaluation.negative_queries + first for evaluation, first in zip(evaluations, firsts, strict=False)]
+        ),
     )
 
 
 @dataclass(frozen=True)
-class MeasurementStore:
+class EvaluationStore:
     """Store of the finished results of an unfinished evaluation, in `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
 
     Each model on each data set is written as soon as it is evaluated, with all data that the final files need. The same
@@ -171,16 +175,16 @@ class MeasurementStore:
     log: Callable[[str], None]
 
     def get(
-        self, model: str, dataset: str, split: str, key: Mapping[str, Any], measure: Callable[[], Evaluation]
+        self, model: str, dataset: str, split: str, key: Mapping[str, Any], evaluate: Callable[[], Evaluation]
     ) -> Evaluation:
         """Return a stored result, or compute it and store it."""
-        parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
+        parts = Pieces(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:
-            self.log(f"{dataset}, {split}: {model} was measured before, see {self.folder / name}")
+            self.log(f"{dataset}, {split}: {model} was evaluated before, see {self.folder / name}")
             return stored
-        evaluation = measure()
-        parts.write(name, lambda folder: _write(folder / ARRAYS, evaluation), {"kind": "measurement"})
+        evaluation = evaluate()
+        parts.write(name, lambda folder: _write(folder / ARRAYS, evaluation), {"kind": "evaluation"})
         return evaluation
 
 
@@ -188,10 +192,10 @@ def _write(file: Path, evaluation: Evaluation) -> None:
     """Write an evaluation as arrays: `FIELD`, or `FIELD.NAME` for each entry of a field that is a dictionary."""
     arrays: dict[str, Any] = {}
     for name, value in (vars(evaluation) | {"notes": np.array(evaluation.notes, dtype=str)}).items():
-        arrays |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        arrays |= {f"{name}.{key}": array for key, array in value.items()} if isinstance(value, dict) else {name: value}
     for name, ranked in list(arrays.items()):
         if isinstance(ranked, UnansweredRanking):
-            arrays |= {f"{name}.{key}": one for key, one in vars(arrays.pop(name)).items()}
+            arrays |= {f"{name}.{key}": value for key, value in vars(arrays.pop(name)).items()}
     np.savez(file, **arrays)
 
 
@@ -214,26 +218,26 @@ def _load(folder: Path, meta: object) -> Evaluation:
     return Evaluation(**fields)
 
 
-def auc_rows(measured: DatasetMeasurement) -> list[AucRow]:
+def auc_rows(evaluated: DatasetEvaluation) -> list[AucRow]:
     """Return a row for each model that has an AUC.
 
     A divided data set has no rows, because its AUC is a mean over parts and has no interval."""
-    if measured.source.is_divided:
+    if evaluated.source.is_divided:
         return []
     rows = []
-    for model, evaluation in measured.parts[0].evaluations.items():
-        pools = measured.pools(model)
+    for model, evaluation in evaluated.parts[0].evaluations.items():
+        pools = evaluated.pools(model)
         if AUC in evaluation.metrics and len(pools.positives) and len(pools.negatives):
             one = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
             bounds = finite(one.low), finite(one.high)
-            rows.append(AucRow(measured.source.name, model, one.auc, *bounds, one.misordered, one.note))
+            rows.append(AucRow(evaluated.source.name, model, one.auc, *bounds, one.misordered, one.note))
     return rows
 
 
 _NOTE = "Texts are passages and queries. The search is that of all queries, after passages were encoded or indexed."
 
 
-def cost_rows(dataset: str, parts: Sequence[PartMeasurement], models: Sequence[EvaluatedModel]) -> list[CostRow]:
+def cost_rows(dataset: str, parts: Sequence[PartEvaluation], models: Sequence[EvaluatedModel]) -> list[CostRow]:
     """Return the cost of each system on a data set. A variant of embeddings costs as much as its model."""
     rows = []
     for model in models:

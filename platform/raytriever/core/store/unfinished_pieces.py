@@ -1,11 +1,11 @@
-"""Parts of an unfinished result. A committed part is never computed again.
+"""Pieces of an unfinished result. A committed piece is never computed again.
 
-    FOLDER/NAME/manifest.json    written last: the digest of each file of the part, and the key in its metadata
+    FOLDER/NAME/manifest.json    written last: the digest of each file of the piece, and the key in its metadata
 
-If a command was killed, the user repeats it. The new command reads the parts that exist, makes the missing ones, writes
-the whole result, and removes the parts. The key is a digest of everything that determines a part. A part that is
-damaged or has another key is made again. Attempts at a part are counted in files, because Ray endlessly repeats a task
-whose process dies."""
+If a command was killed, the user repeats it. The new command reads the pieces that exist, makes the missing ones,
+writes the whole result, and removes the pieces. The key is a digest of everything that determines a piece. A piece that
+is damaged or has another key is made again. Attempts at a piece are counted in files, because Ray endlessly repeats a
+task whose process dies."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ T = TypeVar("T")
 
 
 @dataclass
-class Parts:
-    """Committed parts of an unfinished result."""
+class Pieces:
+    """Committed pieces of an unfinished result."""
 
     folder: Path | None  # folder of the parts, made with the first one; None to keep none
-    # Digest of everything that determines a part; empty if the name of the folder or part contains this digest.
+    # Digest of everything that determines a piece; empty if the name of the folder or piece contains this digest.
     key: str = ""
-    # Name of the work, such as "a search", if it can go on without parts. If a part cannot be written, a warning is
-    # printed, and no further part is written. By default, an error is raised.
+    # Name of the work, such as "a search", if it can go on without pieces. If a piece cannot be written, a warning is
+    # printed, and no further piece is written. By default, an error is raised.
     optional: str = ""
-    # Function that returns the manifest of a part, or raises `StorageError` if its files are damaged.
+    # Function that returns the manifest of a piece, or raises `StorageError` if its files are damaged.
     check: Callable[[Path], Manifest] = read_manifest
-    durable: bool = True  # whether the parts survive a crash of the machine; see `committed_directory`
+    durable: bool = True  # whether the pieces survive a crash of the machine; see `committed_directory`
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
-        """Return the result of `load(path, metadata)` for a part.
-        Return None if the part is missing or damaged, has another key, or if `load` raises `StorageError`."""
+        """Return the result of `load(path, metadata)` for a piece.
+        Return None if the piece is missing or damaged, has another key, or if `load` raises `StorageError`."""
         if self.folder is None:
             return None
         path = self.folder / name
@@ -55,12 +55,12 @@ class Parts:
     def write(
         self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
     ) -> None:
-        """Commit a part. It replaces an earlier part with the same name. Raise `StorageError` if the part cannot be
-        written, and the parts are not optional.
+        """Commit a piece. It replaces an earlier piece with the same name. Raise `StorageError` if the piece cannot be
+        written, and the pieces are not optional.
 
         Args:
-            save: function that writes the files of the part into a directory.
-            meta: metadata of the part. It is read after `save`, so `save` may add to it.
+            save: function that writes the files of the piece into a directory.
+            meta: metadata of the piece. It is read after `save`, so `save` may add to it.
             size: number of bytes that must be free on the disk.
         """
         if self.folder is None:
@@ -76,15 +76,15 @@ class Parts:
         except StorageError as error:
             if not self.optional:
                 raise
-            warn(f"if {self.optional} is stopped, it starts again, because its parts cannot be written: {error}")
+            warn(f"if {self.optional} is stopped, it starts again, because its pieces cannot be written: {error}")
             self.folder = None
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the parts that are missing or damaged."""
+        """Return the names of the pieces that are missing or damaged."""
         return [name for name in names if self.read(name, lambda path, meta: True) is None]
 
     def remove(self) -> None:
-        """Remove all parts, once the result is complete."""
+        """Remove all pieces, once the result is complete."""
         if self.folder is not None:
             remove(self.folder)
 
@@ -117,7 +117,7 @@ def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], o
         return None
 
     if damage() is not None:
-        with one_writer(entry, wait=True, report=warn):
+        with one_writer(entry, wait=True, log=warn):
             if (reason := damage()) is not None:  # make it, unless another command has done so while this one waited
                 if entry.exists():
                     warn(f"{reason}; making it again")

@@ -70,7 +70,7 @@ class QuestionReader:
 
 
 @dataclass(frozen=True)
-class SystemMeasures:
+class SystemMetrics:
     """Measures of an encoder with one seed, or of BM25, from questions by data set, without the pool."""
 
     dev: Mapping[str, RankedQuestions]
@@ -92,7 +92,7 @@ class SystemMeasures:
     def counts(self) -> dict[str, Sequence[int]]:
         """Numbers of test questions that are resampled together, by data set."""
         sizes = {name: [len(questions)] for name, questions in self.test.items()}
-        return {**sizes, POOLED: [size for one in sizes.values() for size in one]}
+        return {**sizes, POOLED: [size for group in sizes.values() for size in group]}
 
     @cached_property
     def fitted(self) -> dict[str, Confidence]:
@@ -112,7 +112,7 @@ class SystemMeasures:
 
     @property
     def dev_area(self) -> float:
-        """AURC by the best confidence on the dev questions of the pool: what an arm is chosen by."""
+        """AURC by the best confidence on the dev questions of the pool: what a variant is chosen by."""
         return area_of(self._dev_values, self.all_dev[POOLED])
 
     @cached_property
@@ -135,7 +135,7 @@ class SystemMeasures:
         threshold = best_threshold(reduce(Rankings.joined, self.dev_rankings.values()))
         kept = {name: cut(rankings, threshold) for name, rankings in self.test_rankings.items()}
         rules = next(iter(kept.values()))
-        return {**kept, POOLED: {rule: np.concatenate([one[rule] for one in kept.values()]) for rule in rules}}
+        return {**kept, POOLED: {rule: np.concatenate([value[rule] for value in kept.values()]) for rule in rules}}
 
     def values(self, dataset: str, name: str) -> Float64[ndarray, " questions"]:
         """Return a confidence of the test questions of a data set."""
@@ -169,18 +169,20 @@ class SystemMeasures:
             "aurc_best": self.area(dataset, self.best),
             "combined_gain": _minus(score, combined),
             "f1": partial(answer_f1, values, test.right, test.answerable, self.threshold),
-            "answered": _share(shown & test.right, test.answerable),
+            "answered": _fraction(shown & test.right, test.answerable),
             "passages_f1": set_f1(self.kept[dataset][THRESHOLD]),
         }
         for metric, rule in GAINS.items():
             metrics[metric] = _minus(metrics["passages_f1"], set_f1(self.kept[dataset][rule]))
         for kind in (REMOVED, FOREIGN, HARD):
             if (test.kinds == kind).any():
-                metrics[f"shown_{kind}"] = _share(shown, test.kinds == kind)
+                metrics[f"shown_{kind}"] = _fraction(shown, test.kinds == kind)
         if dataset != POOLED:
             own = self.score_f1(dataset, dataset)
             others = [self.score_f1(dataset, source) for source in self.dev if source != dataset]
-            metrics["transfer_loss"] = lambda weights: own(weights) - np.mean([one(weights) for one in others], axis=0)
+            metrics["transfer_loss"] = lambda weights: (
+                own(weights) - np.mean([other(weights) for other in others], axis=0)
+            )
         return metrics
 
 
@@ -202,8 +204,8 @@ def _rankings(where: str, queries: Sequence[str], relevant: Sequence[set[str]]) 
     for row, unsorted in enumerate(ranked):
         passages = sorted(unsorted, key=lambda passage: -passage[0])[:RANKS]
         scores[row, : len(passages)] = [score for score, _ in passages]
-        is_relevant[row, : len(passages)] = [one for _, one in passages]
-    return Rankings(scores, is_relevant, np.array([len(one) for one in relevant], np.int64))
+        is_relevant[row, : len(passages)] = [item for _, item in passages]
+    return Rankings(scores, is_relevant, np.array([len(item) for item in relevant], np.int64))
 
 
 def _with_pool(parts: Mapping[str, RankedQuestions]) -> dict[str, RankedQuestions]:
@@ -214,11 +216,11 @@ def _minus(one: Statistic, other: Statistic) -> Statistic:
     return lambda weights: one(weights) - other(weights)
 
 
-def _share(part: Bool[ndarray, " questions"], whole: Bool[ndarray, " questions"]) -> Statistic:
-    """Return the share of some questions; NaN for a sample without any."""
+def _fraction(part: Bool[ndarray, " questions"], whole: Bool[ndarray, " questions"]) -> Statistic:
+    """Return the fraction of some questions; NaN for a sample without any."""
 
-    def share(weights: ndarray) -> ndarray:
+    def fraction(weights: ndarray) -> ndarray:
         with np.errstate(invalid="ignore"):
             return np.asarray((weights @ (part & whole)) / (weights @ whole))
 
-    return share
+    return fraction

@@ -1,10 +1,11 @@
-"""GPUs that Ray processes see and reserve, in a session that declares two."""
+"""GPUs that Ray processes see and reserve, in a session that declares two, and trials that share one."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 from processes import wait_for
+from ray import tune
 
 from raytriever.cluster import actor_pool
 from raytriever.cluster.actor_pool import ActorPool, PooledCorpus
 from raytriever.cluster.encode_on_cluster import choose_actor_pool
 from raytriever.cluster.evaluate_on_cluster import evaluate_once
-from raytriever.cluster.gpus_and_placement import count_gpus, spare_gpus
+from raytriever.cluster.gpus_and_placement import count_gpus, count_slots, gpus_of_trial, spare_gpus
 from raytriever.cluster.train.job_actors import choose_pool
 from raytriever.cluster.train.train_worker import TrainingJob
-from raytriever.cluster.train.trainer import train_on_cluster
+from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
 from raytriever.cluster.train.validate_checkpoint import open_dev_sets
 from raytriever.core.errors import ConfigError, UserError
+from raytriever.core.options import check_options
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hard_negatives import NegativesTable
@@ -34,6 +38,9 @@ from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.systems import DenseSystem
+from raytriever.experiments.tuning.ray.ray_tuner import resources_of_trial
+from raytriever.experiments.tuning.ray.sweep import plan_sweep
+from raytriever.experiments.tuning.space import SearchConfig
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.embed_corpus import embed_corpus, encode_store, plan_embeddings
@@ -48,12 +55,12 @@ from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.retrieval.mining.candidate_search import open_here
 from raytriever.retrieval.mining.miner import build_negatives_table
 from raytriever.training.negative_refresh import read_ledger
-from raytriever.training.run_config import Config
+from raytriever.training.run_config import Config, override
 from raytriever.training.training_settings import RefreshConfig, TrainingConfig
 
+pytestmark = pytest.mark.slow
 SUPPORT = Path(__file__).parents[1] / "support"
 GPUS = 2
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +267,60 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
     monkeypatch.setattr("raytriever.cluster.encode_on_cluster.count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="the cluster has no GPU"):
         choose_actor_pool(config)
+
+
+@pytest.fixture
+def one_gpu() -> Iterator[None]:
+    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def meet(config: dict[str, Any]) -> None:
+    """Report the GPUs that the trial sees after four trials run at the same time."""
+    folder = Path(config["folder"])
+    (folder / str(config["number"])).touch()
+    end = time.monotonic() + 60
+    while len(list(folder.iterdir())) < 4 and time.monotonic() < end:
+        time.sleep(0.05)
+    tune.report({"met": len(list(folder.iterdir())), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
+
+
+def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    gpus = gpus_of_trial(0.25)
+    assert count_slots(1, gpus) == 4
+    assert count_slots(1, gpus_of_trial(None)) == count_slots(1, gpus_of_trial(0.6)) == 1
+    (tmp_path / "trials").mkdir()
+    results = tune.Tuner(
+        tune.with_resources(meet, tune.PlacementGroupFactory([resources_of_trial(1, gpus)])),
+        param_space={"number": tune.grid_search([0, 1, 2, 3]), "folder": str(tmp_path / "trials")},
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "state"), verbose=0),
+    ).fit()
+    assert [(result.metrics["met"], result.metrics["gpus"]) for result in results] == [(4, "0")] * 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path) -> None:
+    job = TrainingJob(config=Config(), datasets=(), negatives=None, total_steps=2, folder=tmp_path)
+    with pytest.raises(ClusterError) as raised:
+        train_on_cluster(job, [].append)
+    assert str(raised.value).startswith(
+        "the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't have N"
+    )
+    assert "\n" not in str(raised.value)
+
+
+def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
+    ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    try:
+        with pytest.raises(ConfigError, match="trial_gpus: the cluster has no GPU"):
+            gpus_of_trial(0.5)
+    finally:
+        ray.shutdown()
+    several = override(Config(), {"training": {"num_workers": "2"}})
+    with pytest.raises(ConfigError, match="trial_gpus: applies to trials of one worker"):
+        plan_sweep(several, SearchConfig(trial_gpus=0.5))
+    for wrong in (0.0, 1.5):
+        with pytest.raises(ConfigError, match="is out of range"):
+            check_options(SearchConfig(trial_gpus=wrong))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,15 @@ import pytest
 import torch
 from object_store import object_store
 from process_group import run_group
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import distributed
 
+from raytriever.cluster.train.train_worker import regroup
 from raytriever.core.store.remote_folders import SMALL_BYTES
+from raytriever.losses.distributed import current_workers
+from raytriever.models.checkpoint_model import Slice, whole_tensors
 from raytriever.training.training_settings import STRATEGIES
 
 SCRIPT = Path(__file__).with_name("resume_worker.py")
@@ -166,3 +174,72 @@ def test_activations_may_be_checkpointed_from_some_step_on(run: Callable[..., li
     )
     assert_close(actual, expected, TOLERANCE)
     assert len(continued(actual)) == 2
+
+
+STEPS_OF_EACH = 2  # of each strategy
+FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2", 2), ("ddp", 1), ("fsdp2", 1), ("zero1", 2)]
+CHAIN = [("ddp", 1), ("zero1", 2), ("zero3", 2), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("ddp", 2)]
+
+
+def train(chain: list[tuple[str, int]], steps: int, encoder: Path) -> dict[str, torch.Tensor]:
+    """Return the state after `steps` steps of each strategy and size of group in turn."""
+    state: list[Slice] = []
+    for strategy, size in chain:
+        parts = run_group(Path(__file__).with_name("state_worker.py"), size, encoder, strategy, steps, state)
+        state = [item for part in parts for item in part]
+    return dict(whole_tensors(sorted(state, key=lambda item: item.name)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chain", [CHAIN, FSDP2])
+def test_a_state_goes_from_strategy_to_strategy(chain: list[tuple[str, int]], tiny_encoder: Path) -> None:
+    expected = train([("ddp", 1)], STEPS_OF_EACH * len(chain), tiny_encoder)
+    actual = train(chain, STEPS_OF_EACH, tiny_encoder)
+    assert actual.keys() == expected.keys()
+    assert {float(value) for name, value in actual.items() if name.endswith(":step")} == {STEPS_OF_EACH * len(chain)}
+    assert sum(name.endswith(":exp_avg") for name in actual) > 30
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+def test_dense_modules_are_trained_as_by_one_worker(strategy: str, tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    torch.manual_seed(5)
+    modules = [Transformer(str(tiny_encoder)), Pooling(32, "mean"), Dense(32, 24), Dense(24, 16, bias=False)]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder), create_model_card=False)
+    expected = train([("ddp", 1)], STEPS_OF_EACH, folder)
+    actual = train([(strategy, 2)], STEPS_OF_EACH, folder)
+    assert actual.keys() == expected.keys()
+    heads = [name for name in actual if ".head." in name and ":" not in name]
+    assert len(heads) == len(modules[2].state_dict()) + len(modules[3].state_dict()), heads
+    for name in heads:
+        number, _, rest = name.partition(".head.")[2].partition(".")
+        stored = modules[2 + int(number)].state_dict()[rest]
+        assert (actual[name] - stored).abs().max() > 1e-3  # it was trained
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def main(size: int) -> tuple[list[int] | None, bool]:
+    """Regroup in one worker; return the ranks that it gathers, and whether it has a group."""
+    rank = distributed.get_rank()
+    stays = regroup(size, torch.device("cpu"))
+    assert os.environ["WORLD_SIZE"] == str(size)
+    if not stays:
+        return None, distributed.is_initialized()
+    workers = current_workers()
+    assert workers.size == size
+    return workers.all_gather(torch.tensor([[rank]])).flatten().tolist(), distributed.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 1])
+def test_the_first_ones_are_a_group_and_the_others_none(size: int) -> None:
+    stay, leave = [(list(range(size)), size > 1)] * size, [(None, False)] * (3 - size)
+    assert run_group(Path(__file__), 3, size) == [*stay, *leave]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from raytriever.cli.main import run
 from raytriever.data.data_settings import DataConfig
+from raytriever.experiments.study.run_study import SETTINGS
 from raytriever.training.run_config import Config, dump_config
 
 ErrorLine = Callable[..., str]
@@ -245,3 +247,16 @@ def test_a_secret_is_refused_except_in_a_question(error_line: ErrorLine, words: 
     line = error_line(*words)
     assert expected in line
     assert "abcdef" not in line
+
+
+def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path) -> None:
+    (work / "mine.yaml").write_text("data_sets: {docs: pydocs}\narms: {BM25: bm25}\n")
+    folder = work / "s"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    assert "output s: is not empty and holds no study" in error_line("study", "mine.yaml", "--output", "s")
+    (folder / SETTINGS).write_text(json.dumps({"study": "ratio", "variants": {}}))
+    expected = error_line("study", "mine.yaml", "--output", "s")
+    assert expected == "output s: holds another study (ratio; this command asks for mine); give another directory"
+    (folder / SETTINGS).write_text('{"study": "mw-in')
+    assert "study.json: is damaged or changed: it is not JSON" in error_line("study", "mine.yaml", "--output", "s")

@@ -1,12 +1,21 @@
-"""`prepare` from the command line."""
+"""`prepare`, `encode` and `index` from the command line, also for two widths, which are never confused."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from raytriever.cli.main import run
+from raytriever.models.retriever import Retriever
+from raytriever.retrieval.encoding.embedding_store import EmbeddingStore
+from raytriever.retrieval.index.approximate.stored_index import read_meta
 
 
 def test_it_prints_a_summary_and_the_next_command(
@@ -58,3 +67,172 @@ def test_the_next_command_needs_the_judgements_that_are_there(
         assert run("prepare", ["--dataset", "set", *model, "--output", split]) == 0
         line = capsys.readouterr().out.splitlines()[-1].strip()
         assert line == f"raytriever evaluate --datasets {split} {more}--model {tiny_encoder} --output evaluation"
+
+
+def test_a_store_is_written_and_reused(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--precision", "fp32", "--output"]
+    assert run("encode", [*words, "own"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "160 embeddings of dimension 32, fp32, 0.0 MB"
+    assert "letters: 160 texts by" in err
+    assert run("encode", [*words, "small", "--dtype", "int8", "--side", "query"]) == 0
+    own, small = (EmbeddingStore.open(work / name) for name in ("own", "small"))
+    assert (own.plan.side, small.plan.side, small.plan.dtype) == ("passage", "query", "int8")
+    np.testing.assert_allclose(np.linalg.norm(small.array(), axis=1), 1, atol=1e-2)
+    stamp = (work / "own" / "manifest.json").stat().st_mtime_ns
+    assert run("encode", [*words, "own"]) == 0
+    assert (work / "own" / "manifest.json").stat().st_mtime_ns == stamp
+
+
+def test_an_index_is_built_then_opened_evaluated_and_searched_and_never_overwritten(
+    letters: Path, tiny_encoder: Path, work: Path, error_line: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--output", "made", "--index"]
+    assert run("index", [*words, "roargraph"]) == 0
+    assert "roargraph over 160 passages of dimension 32, built in" in capsys.readouterr().out
+    more = ["--split", "test", "--query", "what is abcdef", "--top", "2", "--ef-search", "160"]
+    before = {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")}
+    assert run("index", [*words, "roargraph", *more]) == 0
+    out = capsys.readouterr().out
+    assert "roargraph over 160 passages of dimension 32, opened" in out
+    recalls = [line.split()[1] for line in out.splitlines() if line.startswith(("10 ", "100 "))]
+    assert recalls == ["1.0000", "1.0000"]
+    assert sum(" is " in line for line in out.splitlines() if line.startswith(" " * 10)) == 2
+    assert {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")} == before
+    line = error_line("index", *words, "hnsw")
+    assert "made: holds another index (roargraph of letters" in line
+    assert ": its index is roargraph, not hnsw; give another output, or remove it" in line
+    other = {"fp32": "bf16", "bf16": "fp32"}[read_meta(Path("made"))["precision"]]
+    line = error_line("index", *words, "roargraph", "--precision", other)
+    assert f": its precision is {read_meta(Path('made'))['precision']}, not {other}; give precision " in line
+    line = error_line("index", *words, "roargraph", "--passage-length", "9")
+    assert "): its model has other weights or settings; give" in line
+    assert "'tset'" in error_line("index", *words, "roargraph", "--training-split", "tset")
+
+
+def test_an_existing_index_is_opened_from_its_own_files_and_built_again_for_other_passages(
+    letters: Path, tiny_encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(shutil.copytree(letters, work / "letters"))
+    words = ["--dataset", str(data), "--model", str(tiny_encoder), "--output", "made", "--index", "ivf"]
+    search = [*words, "--split", "test", "--query", "what is abcdef", "--top", "2"]
+    assert run("index", search) == 0
+    built = capsys.readouterr().out
+    encoded: list[int] = []
+    real = Retriever.start
+
+    def counted(retriever: Any, inputs: Any, rows: Any, side: str, **named: Any) -> Any:
+        if side == "passage":
+            encoded.append(len(inputs))
+        return real(retriever, inputs, rows, side, **named)
+
+    monkeypatch.setattr(Retriever, "start", counted)
+    shutil.rmtree(Path(os.environ["RAYTRIEVER_CACHE"]) / "embeddings")  # as `cache prune` does
+    assert run("index", search) == 0
+    opened = capsys.readouterr().out
+    assert encoded == []
+    assert ", opened; " in opened
+    results = [out.split("queries of test")[1] for out in (built, opened)]
+    assert [recall_of(out) for out in results] == [recall_of(results[0])] * 2
+    assert results[0].partition("\n\n")[2] == results[1].partition("\n\n")[2]  # the passages and their scores
+
+    assert run("index", [*words, "--output", "other"]) == 0  # its embeddings are in the cache now
+    encoded.clear()
+    lines = (data / "corpus.jsonl").read_text().splitlines()
+    (data / "corpus.jsonl").write_text("\n".join([*lines[2:], '{"_id": "new", "title": "", "text": "new is newest"}']))
+    capsys.readouterr()
+    assert run("index", [*words, "--query", "new is newest", "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert encoded == [1]
+    assert "ivf over 159 passages of dimension 32, built in" in out
+    assert "new is newest" in out
+    assert "made: letters has changed, so the index is built again" in err
+
+
+def recall_of(evaluated: str) -> list[str]:
+    return [line.split()[1] for line in evaluated.splitlines() if line.startswith(("10 ", "100 "))]
+
+
+ErrorLine = Callable[..., str]
+STAGES = {
+    "encode": "--output made",
+    "search": "x",
+    "evaluate": "--output made --precision fp32",
+    "export": "--output made",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_dim_is_checked_against_the_encoder(
+    error_line: ErrorLine, letters: Path, tiny_encoder: Path, stage: str
+) -> None:
+    data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
+    words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
+    assert "truncate_dim: 33 is out of range, embeddings of" in error_line(stage, *words, "33")
+    assert "truncate_dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
+
+
+def test_stores_and_indexes_of_two_dims_are_distinct(
+    error_line: ErrorLine, letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--dataset", str(letters), "--model", str(tiny_encoder)]
+    narrow = [*own, "--truncate-dim", "12"]
+    assert run("encode", [*narrow, "--output", "made"]) == 0
+    assert "160 embeddings of dimension 12" in capsys.readouterr().out
+    store = EmbeddingStore.open(work / "made")
+    assert (store.dim, store.plan.dim) == (12, 12)
+    assert "made: does not hold these embeddings" in error_line("encode", *own, "--output", "made")
+    words = ["--embeddings", "made", "--output", "index"]
+    assert "made: holds embeddings of another dimension (12, here 32)" in error_line("index", *own, *words)
+    assert run("index", [*narrow, *words]) == 0
+    assert "160 passages of dimension 12" in capsys.readouterr().out
+    assert "index: holds another index" in error_line("index", *own, "--output", "index")
+
+
+def test_search_reads_the_first_components(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = []
+    for dim in ("32", "4", "32"):  # what the cache holds of one is there for the next
+        words = ["--model", str(tiny_encoder), "--truncate-dim", dim]
+        assert run("search", ["what is abc", "--dataset", str(letters), *words]) == 0
+        expected.append(capsys.readouterr().out)
+    assert expected[0] == expected[2] != expected[1]
+
+
+@pytest.mark.slow
+def test_evaluate_prints_the_dim(letters: Path, tiny_encoder: Path, work: Path) -> None:
+    words = ["--datasets", str(letters), "--model", str(tiny_encoder), "--truncate-dim", "4", "--output", "out"]
+    assert run("evaluate", words) == 0
+    results = json.loads((work / "out" / "results.json").read_text())
+    assert [system["dim"] for system in results["systems"].values() if "dim" in system] == [4]
+
+
+def test_bad_forms_are_one_line(error_line: ErrorLine, letters: Path, tiny_encoder: Path) -> None:
+    own = ["--datasets", letters, "--output", "out", "--precision", "fp32", "--model"]
+    dense = [*own, tiny_encoder]
+    assert "dtype: 'int88,fp32' is invalid; did you mean 'int8'?" in error_line(
+        "evaluate", *dense, "--dtype", "int88,fp32"
+    )
+    assert "dtype: bm25 has no embeddings; leave it out" in error_line("evaluate", *own, "bm25", "--dtype", "int8")
+    line = error_line("evaluate", *dense, "--truncate-dim", "12,33")
+    assert "truncate_dim: 33 is out of range, embeddings of encoder have 32 components; give at most 32" in line
+    assert "truncate_dim: '12,x' is invalid; give whole numbers" in error_line(
+        "evaluate", *dense, "--truncate-dim", "12,x"
+    )
+    assert "rescore_multiplier: has no effect without dtype" in error_line(
+        "evaluate", *dense, "--rescore-multiplier", "4"
+    )
+    words = ["--suite", "mteb", "--tasks", "SciFact", "--output", "out", "--truncate-dim", "8,16"]
+    assert "--truncate-dim: names several dimensions" in error_line("evaluate", *words)
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_table_and_its_page(letters: Path, tiny_encoder: Path, work: Path) -> None:
+    words = ["--datasets", str(letters), "--model", f"tiny={tiny_encoder}", "--output", "out", "--tracker", "none"]
+    assert run("evaluate", [*words, "--dtype", "int8,binary", "--truncate-dim", "8,16"]) == 0
+    page = (work / "out" / "report.html").read_text()
+    assert "Quantized and truncated embeddings" in page
+    assert "by bytes of a document, letters" in page

@@ -1,8 +1,10 @@
-"""Layers of settings: defaults, recipe, file, flags; and the flags of the design."""
+"""Layers of settings: defaults, recipe, file, flags, `quickstart`; and the flags of the design."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from raytriever.core.errors import ConfigError
 from raytriever.data.data_settings import DataConfig
 from raytriever.experiments.recipes import RECIPES
 from raytriever.experiments.run.start_run import default_run_name, shown_run_name
+from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
 from raytriever.training.run_config import NAME, SECTIONS, Config, check_config, dump_config, load_config, to_dict
 from raytriever.training.training_settings import TrainingConfig
@@ -226,3 +229,30 @@ def test_the_smallest_number_divides_the_batch_and_the_largest_divisor_shares_it
     assert training("--num-workers", "1:3", "--batch-size", 7).sharing(3) == 1
     with pytest.raises(ConfigError, match=r"batch_size: 64 is not divisible by 3 workers.*num_workers"):
         training("--num-workers", "3:4", "--batch-size", 64)
+
+
+def test_a_run_of_another_loss_in_the_output_is_refused(tmp_path: Path, error_line: Callable[..., str]) -> None:
+    other = replace(RECIPES["pydocs"](), loss=LossConfig(loss="triplet"))
+    (tmp_path / "config.yaml").write_text(dump_config(other))
+    line = error_line("quickstart", "--output", tmp_path)
+    assert "loss.loss is 'triplet' there and 'mw' here" in line
+
+
+def test_settings_of_training_are_those_of_train(error_line: Callable[..., str]) -> None:
+    assert error_line("quickstart", "--max-steps", "3").startswith("--max-steps: unknown flag")
+
+
+def test_it_is_the_training_of_the_recipe_with_a_name(
+    error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def start(config: Config, base: Config, output: Path, run_name: str, fresh: bool, *others: object) -> None:
+        calls.append((config, base, output, run_name, fresh))
+        raise ConfigError("stopped here")
+
+    monkeypatch.setattr("raytriever.cli.train.start_run", start)
+    assert error_line("quickstart", "--fresh") == error_line("train") == "stopped here"
+    pydocs = RECIPES["pydocs"]()
+    assert calls[0] == (pydocs, pydocs, Path("runs/quickstart"), "quickstart", True)
+    assert calls[1] == (pydocs, pydocs, Path("runs/pydocs-minilm-mw-seed0"), None, False)

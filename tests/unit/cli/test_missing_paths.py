@@ -1,10 +1,10 @@
-"""Every stage reports a missing or empty path before heavy imports."""
+"""Every stage reports a missing path, a locked output and a small disk before it works."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ import pytest
 from processes import run_python
 
 from raytriever.cli.commands import COMMANDS
+from raytriever.cli.main import run
+from raytriever.core.store import capacity
+from raytriever.core.store import lock as locking
+from raytriever.core.store.lock import acquire
 from raytriever.training.run_config import Config, dump_config
 
 HEAVY = ("torch", "ray", "transformers", "mlflow", "numba", "pyarrow", "faiss", "matplotlib")
@@ -113,3 +117,93 @@ def test_the_home_folder_is_expanded_in_flags_and_in_files(
         assert error_line("train", *words).startswith(f"dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ''}\n")
     assert "dataset: '' is invalid; the path is empty: give a path" in error_line("train", "--config=~/mine.yaml")
+
+
+WRITERS = {
+    "import": ["."],
+    "prepare": [],
+    "train": ["--fresh"],
+    "tune": ["--fresh"],
+    "evaluate": ["--datasets", "pydocs", "--fresh"],
+    "encode": [],
+    "mine": [],
+    "score": ["--model", "pydocs"],
+    "index": [],
+    "export": [],
+    "study study.yaml": [],
+    "annotate": ["--base-url", "http://localhost:1/v1", "--llm", "judge"],
+}
+
+
+@pytest.fixture
+def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Directory with a lock, which this process holds by another open file."""
+    monkeypatch.setattr(locking, "GRACE_SECONDS", 0.05)
+    lock = acquire(work / "mine")
+    yield Path("mine")
+    lock.release()
+
+
+def test_every_writing_command_refuses_a_locked_directory(held: Path, error_line: Callable[..., str]) -> None:
+    Path("study.yaml").write_text("data_sets: {docs: pydocs}\narms: {BM25: bm25}\n")
+    for command, words in WRITERS.items():
+        name, *more = command.split()
+        line = error_line(name, *more, *words, "--output", held)
+        assert line.startswith("mine: in use by "), command
+        assert f", pid {os.getpid()}, since " in line
+        assert line.endswith("; wait for it with --wait, or give another --output")
+
+
+def test_fresh_removes_nothing_of_a_run_that_another_command_writes(
+    held: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work / "mine").mkdir()
+    (work / "mine" / "config.yaml").write_text("data: {}\n")
+    (work / "mine" / "steps.jsonl").write_text("a step\n")
+    assert run("train", ["--output", str(held), "--fresh"]) == 2
+    assert "mine: in use by " in capsys.readouterr().err
+    assert (work / "mine" / "steps.jsonl").read_text() == "a step\n"
+
+
+def test_the_answers_of_annotate_have_their_own_lock(held: Path, error_line: Callable[..., str], letters: Path) -> None:
+    words = ["--dataset", letters, "--base-url", "http://localhost:1/v1", "--llm", "judge"]
+    line = error_line("annotate", *words, "--output", "other", "--answers", held)
+    assert line.startswith("mine: in use by ")
+    assert line.endswith("; wait for it with wait=True, or give another folder with answers")
+
+
+def test_an_existing_index_is_opened_without_a_lock(held: Path, work: Path, error_line: Callable[..., str]) -> None:
+    (work / "mine").mkdir()
+    assert "in use" not in error_line("index", "--output", held)
+
+
+@pytest.fixture
+def small(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave 100 bytes on the disk of the output, and enough on that of the cache."""
+    folder = Path.cwd()
+    monkeypatch.setattr(capacity, "free_space", lambda existing: 100 if existing == folder else 10**12)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("command", "words", "content"),
+    [
+        ("prepare", "", "the shards of the data set need"),
+        ("encode", "--model MODEL", "the embeddings need 2"),
+        ("index", "--model MODEL --index hnsw", "the files of the index need"),
+        ("mine", "", "the negatives need"),
+        ("train", "--model MODEL --max-steps 2 --batch-size 8", "the checkpoints and the model need"),
+    ],
+)
+def test_a_command_ends_before_it_writes(
+    command: str, words: str, content: str, letters: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(Path.cwd().iterdir())
+    flags = words.replace("MODEL", str(tiny_encoder)).split()
+    assert run(command, ["--dataset", str(letters), "--output", "made", *flags]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert content in line
+    assert "and 100 B is free; free some space or write to another disk" in line
+    assert not Path("made").exists()
+    assert sorted(Path.cwd().iterdir()) == before

@@ -1,4 +1,4 @@
-"""A round in one process: what it mines, what it keeps of earlier rounds, what it removes and what it logs."""
+"""A round in one process: what it mines, keeps, removes and logs; and an actor that searches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ import torch
 from saved_checkpoint import move_weights, save_checkpoint
 from simulated_gpu import CUDA, simulated_gpu
 
+from raytriever.cluster import actor_pool
+from raytriever.cluster.actor_pool import PoolActor
 from raytriever.cluster.train import mining_round
 from raytriever.cluster.train.job_actors import ThreadClient
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
@@ -28,6 +32,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.encode_texts import encode_texts
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.index import exact_top_k
+from raytriever.retrieval.index.rank_keys import TieOrder
 from raytriever.retrieval.mining.mining_job import run_mining
 from raytriever.training.background_jobs import JobError
 from raytriever.training.negative_refresh import round_path
@@ -188,3 +193,24 @@ def test_rows_of_other_origins_stay_where_they_have_a_fraction(
     assert set(bm25_documents) <= {150, 152}
     assert (table.rounds[table.origins == ORIGINS.index("dense")] == 1).all()
     assert len(table) >= 4 * 96
+
+
+def test_a_searcher_opens_its_documents_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents, opened = np.eye(6, dtype=np.float32), []
+
+    class Store:
+        plan: ClassVar = SimpleNamespace(shard_rows=6)
+
+        def __len__(self) -> int:
+            return len(documents)
+
+        def blocks(self, shards: list[int]) -> list[tuple[int, np.ndarray]]:
+            return [(0, documents)]
+
+    monkeypatch.setattr(actor_pool.EmbeddingStore, "open", lambda path: opened.append(path) or Store())
+    actor, order = PoolActor.__new__(PoolActor), TieOrder.of(np.arange(6))
+    actor._corpus = None
+    for row in (4, 2):
+        _, best = order.read(actor.search("store", [0], documents[[row]], 1, order))
+        assert best.tolist() == [[row]]
+    assert len(opened) == 1

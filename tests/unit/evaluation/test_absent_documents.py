@@ -1,4 +1,4 @@
-"""Judgements of documents that are not in the corpus count as trec_eval counts them, from the file to the page."""
+"""Judgements of absent documents count as in trec_eval; a part of a corpus; questions of another data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytrec_eval
+from beir import write_beir
 
+from raytriever.core.errors import DataError
 from raytriever.data.combine_datasets import combine
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
@@ -18,9 +20,9 @@ from raytriever.evaluation.annotation.annotated_dataset import write_annotated
 from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.evaluated_datasets import describe_datasets, sample_corpus
 from raytriever.evaluation.evaluation_files import write_run
-from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.protocol import FOREIGN, Protocol, select_judged_queries
 from raytriever.evaluation.report_document import document, format_results
-from raytriever.evaluation.requested_models import EvaluationJob, read_models
+from raytriever.evaluation.requested_models import EvaluationJob, OpenPart, add_foreign_questions, read_models
 from raytriever.evaluation.run_evaluation import run_evaluation
 from raytriever.evaluation.systems import Bm25System, evaluate_embeddings
 from raytriever.models.model_settings import ModelConfig
@@ -161,3 +163,64 @@ def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_
     again = open_dataset(tmp_path / "copy", ["train", "dev", "test"], max_bad_rows=FRACTION)
     assert again.absent.keys() == dataset.absent.keys()
     assert again.absent["test"].documents == dataset.absent["test"].documents
+
+
+@pytest.fixture(scope="module")
+def dataset(tiny_dataset: Path) -> RetrievalDataset:
+    return open_dataset(tiny_dataset, ["dev"])
+
+
+def index_of(dataset: RetrievalDataset) -> Bm25Index:
+    return Bm25Index(dataset.passages())
+
+
+def ids(dataset: RetrievalDataset) -> list[str]:
+    return list(dataset.documents.ids)
+
+
+def test_judged_documents_stay_and_others_come_by_rank_and_by_seed(dataset: RetrievalDataset) -> None:
+    judged = {dataset.documents.ids[int(position)] for position in dataset.judgements["dev"].documents}
+    part = sample_corpus(dataset, "dev", 20, 3, index_of)
+    assert len(ids(part)) == len(set(ids(part))) == len(judged) + 20
+    assert judged <= set(ids(part))
+    # In the order of the whole, each with its own texts and judgements.
+    assert ids(part) == [name for name in ids(dataset) if name in set(ids(part))]
+    position = {name: number for number, name in enumerate(ids(dataset))}
+    assert [part.passage_text(n) for n in range(len(part.documents))] == [
+        dataset.passage_text(position[name]) for name in ids(part)
+    ]
+    pairs = [
+        {(int(q), item.documents.ids[int(d)]) for q, d in zip(rows.queries, rows.documents, strict=True)}
+        for item, rows in ((dataset, dataset.judgements["dev"]), (part, part.judgements["dev"]))
+    ]
+    assert pairs[0] == pairs[1]
+    assert np.array_equal(part.positives("dev").queries, dataset.positives("dev").queries)
+    # Half of them are what BM25 ranks first; the other half is drawn.
+    again, other = (sample_corpus(dataset, "dev", 20, seed, index_of) for seed in (3, 4))
+    assert ids(again) == ids(part)
+    same = set(ids(other)) & set(ids(part)) - judged
+    assert 10 <= len(same) < 20
+
+
+def test_where_the_corpus_has_no_more_it_is_the_whole(dataset: RetrievalDataset) -> None:
+    def nobody(dataset: RetrievalDataset) -> Bm25Index:
+        raise AssertionError("no index is needed")
+
+    assert sample_corpus(dataset, "dev", 128, 0, nobody) is dataset
+    alone = sample_corpus(dataset, "dev", 0, 0, nobody)
+    assert len(alone.documents) == 32
+
+
+def test_questions_that_this_data_set_answers_are_left_out(tmp_path: Path) -> None:
+    own = write_beir(tmp_path / "own", ["It is blue.", "It is red."], ["What is it?"], test=[(0, 0)])
+    passages, questions = ["Bell.", "it is  RED.", "Nobody."], ["what is IT?", "Which color?", "Who called?"]
+    other = write_beir(tmp_path / "other", passages, questions, test=[(n, n) for n in range(3)])
+    dataset = open_dataset(own, ["test"])
+    part = OpenPart("own", dataset, {"test": select_judged_queries(dataset, "test", Protocol())})
+    lines: list[str] = []
+    made = add_foreign_questions(part, [str(other)], 0.0, lines.append)
+    added = made.judged["test"].unanswerable[FOREIGN].tolist()
+    assert [made.dataset.queries.texts[query] for query in added] == ["Who called?"]
+    assert lines == ["other: 2 of 3 questions are left out: own has the question, or a relevant passage of it"]
+    with pytest.raises(DataError, match=r"own, split 'test': has no question that own does not have or answer; leave"):
+        add_foreign_questions(part, [str(own)], 0.0, lines.append)

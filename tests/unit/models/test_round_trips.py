@@ -1,7 +1,8 @@
-"""Directories are read as sentence-transformers reads them, and written ones encode alike in all libraries."""
+"""Directories are read as sentence-transformers reads them; written and truncated ones encode alike everywhere."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import AutoModel, AutoModelForTextEncoding
 
-from raytriever.core.errors import ModelError
+from raytriever.core.errors import ConfigError, ModelError
+from raytriever.experiments.export.export_model import export
+from raytriever.experiments.export.export_settings import ExportConfig
 from raytriever.models.directory import model_files
 from raytriever.models.model_settings import ModelConfig
+from raytriever.models.pooling import MODES, pool
 from raytriever.models.retriever import load_retriever
 from raytriever.models.save_model import write_model
 from raytriever.retrieval.encoding.encode_texts import encode_texts
@@ -118,3 +122,87 @@ def test_two_towers_cannot_be_read_as_one(tiny_encoder: Path, tmp_path: Path) ->
     write_model(load_retriever(ModelConfig(str(tiny_encoder), towers="separate")), tmp_path)
     with pytest.raises(ModelError, match="two towers"):
         load_retriever(ModelConfig(str(tmp_path), towers="shared"))
+
+
+TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
+
+
+def cut(rows: np.ndarray, dim: int, similarity: str) -> np.ndarray:
+    rows = rows[:, :dim]
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) if similarity == "cosine" else rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("similarity", "towers"), [("cosine", "separate"), ("dot", "shared")])
+def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path, similarity: str, towers: str) -> None:
+    config = ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers)
+    whole = encode_texts(load_retriever(config), TEXTS, "passage")
+    retriever = load_retriever(ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers, truncate_dim=12))
+    ours = encode_texts(retriever, TEXTS, "passage")
+    assert (retriever.dim, ours.shape[1], whole.shape[1]) == (12, 12, 32)
+    np.testing.assert_allclose(ours, cut(whole, 12, similarity), atol=1e-6)
+
+    write_model(retriever, tmp_path)
+    again = load_retriever(ModelConfig(str(tmp_path)))
+    assert np.array_equal(encode_texts(again, TEXTS, "passage"), ours)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    read = theirs.encode_document(TEXTS, normalize_embeddings=similarity == "cosine")
+    np.testing.assert_allclose(read, ours, atol=2e-6)
+    poolings = [json.loads(path.read_text()) for path in tmp_path.rglob("*Pooling/config.json")]
+    assert [pooling["word_embedding_dimension"] for pooling in poolings] == [32] * (2 if towers == "separate" else 1)
+    # What is on disk is the whole encoder, so another dimension may be asked of it.
+    more = encode_texts(load_retriever(ModelConfig(str(tmp_path), truncate_dim=32)), TEXTS, "passage")
+    np.testing.assert_allclose(more, whole, atol=1e-6)
+
+
+def test_more_components_than_the_dim_are_refused(tiny_encoder: Path) -> None:
+    assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).dim == 32
+    with pytest.raises(
+        ConfigError, match=r"truncate_dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
+    ):
+        load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=33))
+
+
+@pytest.mark.slow
+def test_graphs_and_the_model_card_contain_the_setting(tiny_encoder: Path, tmp_path: Path) -> None:
+    config = ModelConfig(str(tiny_encoder), truncate_dim=12)
+    [onnx, openvino] = export(config, ExportConfig(formats="onnx,openvino"), tmp_path / "out", lambda line: None)
+    assert max(onnx.difference, openvino.difference) < 1e-5
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "vectors of 12 components" in card
+    assert 'encode_query(["a question"], normalize_embeddings=True)' in card
+
+
+MASKS = {"right": [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]], "left": [[0, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1]]}
+
+
+@pytest.mark.parametrize("side", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_pooling_uses_only_the_tokens_of_a_text(side: str, dtype: torch.dtype, left_out: int) -> None:
+    mask = torch.tensor(MASKS[side])
+    states = torch.randn(3, 4, 5, generator=torch.manual_seed(0)).to(dtype)
+    own = [states[i][mask[i].bool()].float()[left_out:] for i in range(3)]
+    weights = [torch.arange(1 + left_out, 1 + left_out + len(rows)).float()[:, None] for rows in own]
+    expected = {
+        "mean": torch.stack([rows.mean(0) for rows in own]),
+        "cls": torch.stack([rows[0] for rows in own]),
+        "last": torch.stack([rows[-1] for rows in own]),
+        "max": torch.stack([rows.max(0).values for rows in own]),
+        "mean_sqrt_len": torch.stack([rows.sum(0) / len(rows) ** 0.5 for rows in own]),
+        "weightedmean": torch.stack([(rows * w).sum(0) / w.sum() for rows, w in zip(own, weights, strict=True)]),
+    }
+    assert expected.keys() == MODES.keys()
+    for name, vectors in expected.items():
+        for count in (left_out, torch.full((3,), left_out)):
+            pooled = pool(states, mask, name, count)
+            assert pooled.dtype == torch.float32
+            torch.testing.assert_close(pooled, vectors)
+    joined = pool(states, mask, "last+mean", left_out)
+    torch.testing.assert_close(joined, torch.cat([expected["last"], expected["mean"]], 1))
+
+
+def test_a_text_without_tokens_has_a_finite_vector() -> None:
+    states = torch.randn(1, 2, 3)
+    for name in MODES:
+        assert pool(states, torch.tensor([[1, 1]]), name, 2).isfinite().all()

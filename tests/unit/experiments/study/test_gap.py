@@ -1,7 +1,8 @@
-"""Query-document gap: it is reported for shifted queries, and not for queries from the documents' distribution."""
+"""Programs of the studies: the query-document gap, subsets of data sets, and questions that are made."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from math import nan
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from beir import write_beir
 from numpy import ndarray
 from synthetic import control
 
@@ -27,8 +29,12 @@ from gap import (
     recall_within,
     to_json,
 )
+from hard_questions import hard_questions
+from packs import Subset, write_subset
 from raytriever.core.errors import DataError
-from raytriever.data.prepare.open_dataset import open_dataset
+from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
+from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
+from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import distribution_distance
 from raytriever.models.model_settings import ModelConfig
@@ -146,3 +152,133 @@ def test_held_out_passages_are_not_indexed_and_training_queries_are_those_of_tra
     assert rows(data.training, encode_texts(retriever, texts("train"), "query")) == list(range(96))
     asked = rows(data.queries, encode_texts(retriever, texts("test"), "query"))
     assert len(set(asked)) == 9
+
+
+DOCUMENTS, QUERIES, EACH = 200, 60, 3
+SPLITS = {"train": range(30), "dev": range(30, 40), "test": range(40, 60)}
+
+
+def make_dataset() -> RetrievalDataset:
+    """Return sixty queries with three relevant documents of grades 1, 1 and 2 each, and one judged 0."""
+    judgements = {}
+    for split, queries in SPLITS.items():
+        rows = [(query, 3 * query + at, grade) for query in queries for at, grade in enumerate((1, 1, 2))]
+        rows += [(query, (3 * query + 50) % DOCUMENTS, 0) for query in queries]
+        table = np.array(sorted(rows), dtype=np.int64)
+        judgements[split] = Judgements(table[:, 0], table[:, 1], table[:, 2])
+    gold = np.arange(5, dtype=np.int64)
+    negatives = NegativeRows(
+        gold, gold + 190, np.full(5, ORIGINS.index("gold"), np.int64), np.zeros(5, np.int64), np.zeros(5, np.float32)
+    )
+    return RetrievalDataset(
+        "made",
+        Documents([f"d{n}" for n in range(DOCUMENTS)], [""] * DOCUMENTS, [f"document {n}" for n in range(DOCUMENTS)]),
+        Queries([f"q{n}" for n in range(QUERIES)], [f"query {n}" for n in range(QUERIES)]),
+        judgements,
+        negatives=negatives,
+    )
+
+
+def open_subset(folder: Path, subset: Subset) -> RetrievalDataset:
+    write_subset(make_dataset(), subset, folder)
+    return open_dataset(folder, ["train", "dev", "test"])
+
+
+def first_by_hash(split: str, count: int) -> set[str]:
+    names = [f"q{n}" for n in SPLITS[split]]
+    return set(sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count])
+
+
+def names_of(dataset: RetrievalDataset, split: str) -> set[str]:
+    return {dataset.queries.ids[int(position)] for position in dataset.positives(split).queries}
+
+
+def test_queries_with_the_smallest_hashes_and_all_judged_documents_are_kept(tmp_path: Path) -> None:
+    dataset = open_subset(tmp_path / "cut", Subset(train=10, dev=4, test=6, documents=100))
+    for split, count in (("train", 10), ("dev", 4), ("test", 6)):
+        assert names_of(dataset, split) == first_by_hash(split, count)
+        assert (np.diff(dataset.positives(split).offsets) == EACH).all()
+    assert len(dataset.documents) == 100
+    few = open_subset(tmp_path / "small", Subset(10, 4, 6, documents=1))
+    assert len(few.documents) > 0  # never fewer than are judged
+    assert len(few.documents) == len({int(d) for rows in few.judgements.values() for d in rows.documents})
+
+
+def test_queries_with_the_text_of_a_test_query_are_not_trained_on(tmp_path: Path) -> None:
+    made = make_dataset()
+    texts = list(made.queries.texts)
+    texts[3], texts[33] = "QUERY  40", "query 41"
+    repeated = replace(made, queries=Queries(made.queries.ids, texts))
+    write_subset(repeated, Subset(30, 10, 20, 200), tmp_path / "cut")
+    dataset = open_dataset(tmp_path / "cut", ["train", "dev", "test"])
+    assert names_of(dataset, "train") == {f"q{n}" for n in SPLITS["train"] if n != 3}
+    assert names_of(dataset, "dev") == {f"q{n}" for n in SPLITS["dev"] if n != 33}
+    assert len(names_of(dataset, "test")) == 20
+
+
+def test_a_budget_removes_labels_and_queries_of_the_training_split_only(tmp_path: Path) -> None:
+    dataset = open_subset(tmp_path / "cut", Subset(20, 4, 6, 100, fraction=0.5, labels=2))
+    assert names_of(dataset, "train") == first_by_hash("train", 10)
+    assert (np.diff(dataset.positives("train").offsets) == 2).all()
+    assert (np.diff(dataset.positives("test").offsets) == EACH).all()
+    relevant = dataset.judgements["train"].where(dataset.judgements["train"].scores > 0)
+    assert set(relevant.ranks.tolist()) == {0, 1}
+
+
+def test_the_first_positive_is_human_and_the_others_are_of_an_llm(tmp_path: Path) -> None:
+    dataset = open_subset(tmp_path / "cut", Subset(20, 4, 6, 100, by_llm=True))
+    positives = dataset.positives("train")
+    assert ((positives.sources == 0) == (positives.ranks == 0)).all()
+    assert (dataset.positives("test").sources == 0).all()
+
+
+TOWNS = ["Graz", "Linz", "Wels", "Steyr", "Krems", "Zwettl", "Melk", "Horn", "Tulln", "Baden"]
+PAGES = [
+    f"The town of {town} has a bridge that masons repaired in {1800 + 7 * number}. Trains leave {town} in the morning. "
+    f"A market in {town} opens daily. The mayor of {town} lives near the market in {town} today."
+    for number, town in enumerate(TOWNS)
+]
+
+
+def opened(folder: Path, pages: list[str], questions: list[tuple[str, int]]) -> RetrievalDataset:
+    judged = [(n, page) for n, (_, page) in enumerate(questions)]
+    return open_all_splits(write_beir(folder / "set", pages, [text for text, _ in questions], test=judged))
+
+
+def test_a_name_is_replaced_by_one_of_another_passage(tmp_path: Path) -> None:
+    page = (
+        "A cathedral of granite was painted by monks. The cathedral stands in Linz today. A market in Linz opens daily."
+    )
+    questions = [
+        ("Who painted the granite cathedral in Linz?", 10),
+        ("who painted the granite cathedral in linz", 10),
+        ("who painted the granite cathedral", 10),
+    ]
+    dataset = opened(tmp_path, [*PAGES, page], questions)
+    made = hard_questions(dataset, [0, 1, 2], 0)
+    assert list(made) == [0, 1]
+    begin, end = "Who painted the granite cathedral in ", "?"
+    assert made[0].startswith(begin)
+    assert made[0].endswith(end)
+    town = made[0].removeprefix(begin).removesuffix(end)
+    assert town in set(TOWNS) - {"Linz"}
+    assert made[1].removeprefix(begin.lower()).capitalize() in set(TOWNS) - {"Linz"}
+    assert made == hard_questions(dataset, [0, 1, 2], 0)
+    assert len({hard_questions(dataset, [0], seed)[0] for seed in range(8)}) > 1
+
+
+def test_no_question_is_made_that_a_passage_answers(tmp_path: Path) -> None:
+    # The page of every town has the words of the question: another town gives a question that has an answer.
+    others = [f"Grass grows slowly on hill {letter}." for letter in "abcdefgh"]
+    dataset = opened(tmp_path, [*PAGES, *others], [("Where did masons repair the bridge of Linz?", 1)])
+    assert hard_questions(dataset, [0], 0) == {}
+
+
+def test_years_and_numbers(tmp_path: Path) -> None:
+    page = "The tower of iron was opened to visitors in 1850 and has 412 steps."
+    dataset = opened(tmp_path, [*PAGES, page], [("who opened the iron tower in 1850", 10), ("what has 412 steps", 10)])
+    made = hard_questions(dataset, [0, 1], 0)
+    year = int(made[0].removeprefix("who opened the iron tower in "))
+    assert year in {1800 + 7 * number for number in range(10)}
+    assert 3 <= abs(year - 1850) <= 60
+    assert 1 not in made  # no other number of three digits

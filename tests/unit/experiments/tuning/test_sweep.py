@@ -1,4 +1,4 @@
-"""Trial log, table and figures of a sweep."""
+"""Search spaces, their grids and their errors; trial log, table and figures of a sweep."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.core.errors import StorageError
+from raytriever.core.errors import ConfigError, StorageError, UserError
 from raytriever.core.terminal import markdown_table, text_table
 from raytriever.experiments.tuning.ray.sweep import save_response
+from raytriever.experiments.tuning.space import NAMED, SearchSpace, parse_search_space, parse_space, short_name
 from raytriever.experiments.tuning.trial_log import Trial, find_best, rank_trials, read_trials, sweep_rows, write_trials
+from raytriever.training.run_config import Config
 
 METRIC = "ndcg_at_10"
 
@@ -80,3 +82,118 @@ def test_a_logarithmic_axis_shows_plain_numbers(tmp_path: Path) -> None:
     drawn = (tmp_path / "many.svg").read_text()
     assert "mathdefault" not in drawn
     assert all(f">{tick}<" in drawn for tick in ("0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5"))
+
+
+FILE = """
+loss:
+  loss: [infonce, mw, lsepair]
+  distribution_weight: [0, 0.01]
+  temperature: {low: 1e-2, high: 0.1, scale: log, grid: 2}
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path):
+    def write(text: str) -> str:
+        file = tmp_path / "space.yaml"
+        file.write_text(text)
+        return str(file)
+
+    return write
+
+
+def test_a_grid_holds_every_combination_once_the_last_dimension_fastest(written) -> None:
+    points = parse_search_space(written(FILE)).grid()
+    assert len(points) == 12
+    assert len({tuple(point.values()) for point in points}) == 12
+    assert points[0] == {"loss.loss": "infonce", "loss.distribution_weight": 0.0, "loss.temperature": 0.01}
+    assert points[1] == {"loss.loss": "infonce", "loss.distribution_weight": 0.0, "loss.temperature": 0.1}
+    assert points[-1] == {"loss.loss": "lsepair", "loss.distribution_weight": 0.01, "loss.temperature": 0.1}
+
+
+def test_a_log_range_is_uniform_in_the_logarithm_and_keeps_its_ends() -> None:
+    [one] = parse_space(
+        {"training": {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log", "grid": 3}}}, "f"
+    ).dimensions
+    assert one.values == pytest.approx((1e-5, 1e-4, 1e-3))
+    assert (one.values[0], one.values[-1]) == (1e-5, 1e-3)
+    [whole] = parse_space({"training": {"warmup_steps": {"low": 0, "high": 10, "grid": 3}}}, "f").dimensions
+    assert whole.values == (0, 5, 10)
+    assert all(isinstance(value, int) for value in whole.values)
+
+
+def test_the_named_dimensions_are_existing_settings() -> None:
+    space = parse_search_space(",".join(NAMED))
+    assert [short_name(dimension.key) for dimension in space.dimensions] == list(NAMED) or len(space.dimensions) == len(
+        NAMED
+    )
+    for dimension in space.dimensions:
+        assert hasattr(getattr(Config(), dimension.section), dimension.name)
+    assert len(parse_search_space("loss,lambda,temperature").grid()) == 12
+
+
+def test_a_space_is_read_as_written() -> None:
+    space = parse_search_space("loss,lambda,temperature,warmup")
+    assert parse_space(space.to_dict(), "again") == space
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        ("loss: {temperatur: [0.1]}", "", "unknown setting 'temperatur' in 'loss'; did you mean 'temperature'?"),
+        ("lossy: {loss: [mw]}", "", "unknown section 'lossy'; did you mean 'loss'?"),
+        ("loss: {loss: []}", ": loss.loss", "is an empty list"),
+        ("loss: {loss: [mw, mv]}", ": loss.loss", "unknown value 'mv'"),
+        ("loss: {temperature: [0.1, warm]}", ": loss.temperature", "temperature is 'warm'; give a number"),
+        ("loss: {temperature: [0.1, -1]}", ": loss.temperature", "-1.0 is out of range"),
+        ("loss: {temperature: [0.1, 1e-1]}", ": loss.temperature", "0.1 is listed twice"),
+        ("loss: {temperature: 0.1}", ": loss.temperature", "holds 0.1; give a list of values"),
+        ("loss: {temperature: {low: 0.5, high: 0.1}}", ": loss.temperature", "low 0.5 is not below high 0.1"),
+        ("loss: {temperature: {low: 0.5}}", ": loss.temperature", "has no 'high'"),
+        ("loss: {temperature: {low: 0.1, high: 0.5, step: 2}}", ": loss.temperature", "unknown key 'step'"),
+        ("loss: {temperature: {low: 0.1, high: 0.5, scale: lg}}", ": loss.temperature", "unknown scale 'lg'"),
+        ("loss: {temperature: {low: 0.1, high: 0.5, grid: [1]}}", ": loss.temperature.grid", "1 is not between"),
+        ("loss: {temperature: {low: 0.1, high: 0.5, grid: one}}", ": loss.temperature.grid", "holds 'one'"),
+        ("loss: {temperature: {low: warm, high: 0.5}}", ": loss.temperature.low", "give a number"),
+        ("loss: {distribution_weight: {low: 0, high: 1, scale: log}}", ": loss.distribution_weight", "no logarithm"),
+        ("loss: {loss: {low: 1, high: 2}}", ": loss.loss", "cannot have a range"),
+        ("training: {batch_size: [16, 16.5]}", ": training.batch_size", "batch_size is 16.5; give a whole number"),
+        ("training: {num_workers: [1, 2]}", ": training.num_workers", "cannot be searched"),
+        ("data: {dataset: [a, b]}", ": data.dataset", "cannot be searched"),
+        ("loss: [mw]", "", "section 'loss' holds ['mw']"),
+        ("loss: {}", "", "section 'loss' holds {}"),
+        ("{}", "", "holds nothing to search"),
+    ],
+)
+def test_an_error_names_the_file_and_the_key(written, text: str, key: str, said: str) -> None:
+    file = written(text)
+    with pytest.raises(ConfigError) as logged:
+        parse_search_space(file)
+    line = str(logged.value)
+    assert line.startswith(f"{file}{key}: "), line
+    assert said in line
+    assert "\n" not in line
+
+
+def test_a_file_that_cannot_be_opened_is_reported_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "circle.yaml").symlink_to("circle.yaml")
+    for name, line in (
+        (f"{'n' * 300}.yaml", "the name is too long; give a shorter name"),
+        ("circle.yaml", "symbolic links lead in a circle; remove the link or give another path"),
+        ("gone.yaml", "cannot be read (No such file or directory); give a YAML file"),
+    ):
+        with pytest.raises(UserError) as logged:
+            parse_search_space(str(tmp_path / name))
+        assert str(logged.value) == f"{tmp_path / name}: {line}"
+
+
+@pytest.mark.parametrize(("given", "said"), [("los", "did you mean 'loss'"), ("loss,loss", "is listed twice")])
+def test_a_wrong_name_is_reported(given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_search_space(given)
+
+
+def test_a_grid_needs_values_for_every_range() -> None:
+    space: SearchSpace = parse_space({"loss": {"temperature": {"low": 0.1, "high": 0.5}}}, "f")
+    with pytest.raises(ConfigError, match=r"loss\.temperature has a range and no values for a grid"):
+        space.grid()

@@ -1,4 +1,4 @@
-"""Encoding keeps the order of the texts; batches follow the token budget."""
+"""Encoding keeps the order of the texts; batches follow the token budget; titles have a place in the prompt."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from threading import current_thread
 import numpy as np
 import pytest
 import torch
+from beir import write_beir
+from sentence_transformers import SentenceTransformer
 from torch import nn
 
+from raytriever.core.errors import ModelError
+from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.models import inference
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import TokenBatch
-from raytriever.models.prompts import Side
+from raytriever.models.prompts import PromptTable, Side
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.save_model import write_model
 from raytriever.retrieval.encoding.encode_texts import encode_texts
 from raytriever.retrieval.encoding.load_for_encoding import PackedLinear, load_for_encoding, speed_up
+from raytriever.retrieval.encoding.shard_encoder import SideTexts, tokenization_of
+from raytriever.training.guide_encoder import GuideTexts
 
 
 def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +143,82 @@ def test_the_number_of_threads_changes_no_byte(tiny_encoder: Path, precision: st
         with torch.inference_mode():
             embeddings.append(retriever.encode(bucket, "passage"))
     assert all(torch.equal(embedding, embeddings[0]) for embedding in embeddings)
+
+
+FORM = "title: {title} | text: "
+DOCUMENTS = [("Vienna", "It lies on the Danube."), ("", "Graz lies on the Mur."), ("Linz: a city", "It has a port.")]
+READ = [
+    "title: Vienna | text: It lies on the Danube.",
+    "title: none | text: Graz lies on the Mur.",
+    "title: Linz: a city | text: It has a port.",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [{"title": title, "text": text} for title, text in DOCUMENTS]
+    return write_beir(tmp_path / "rivers", rows, ["which river"], train=[(0, 0)])
+
+
+@pytest.fixture
+def titled(tiny_encoder: Path) -> Retriever:
+    return load_retriever(ModelConfig(str(tiny_encoder), passage_prompt=FORM))
+
+
+def plain(titled: Retriever) -> list[list[int]]:
+    """Tokens of the texts as the model should read them."""
+    return [ids.tolist() for ids in titled.contents(READ, "passage", "")]
+
+
+def test_a_passage_is_read_with_its_title_in_its_place(folder: Path, titled: Retriever) -> None:
+    texts = SideTexts(open_dataset(folder, ["train"]), "passage")
+    assert [ids.tolist() for ids in texts.read(titled, range(3))[0]] == plain(titled)
+    assert [ids.tolist() for ids in texts.read(titled, [2, 0])[0]] == [plain(titled)[n] for n in (2, 0)]
+    guide = GuideTexts(titled, open_dataset(folder, ["train"]))
+    assert [ids.tolist() for ids in guide._sides["passage"][0].read(titled, [0, 1, 2])[0]] == plain(titled)
+
+
+def test_prepared_tokens_are_those_of_the_texts(folder: Path, titled: Retriever) -> None:
+    prepared = open_dataset(folder, ["train"], tokenization=tokenization_of(titled))
+    assert prepared.tokens is not None
+    assert [ids.tolist() for ids in prepared.tokens.documents.take(np.arange(3))] == plain(titled)
+    assert [ids.tolist() for ids in SideTexts(prepared, "passage").read(titled, range(3))[0]] == plain(titled)
+
+
+def test_a_title_that_moves_into_the_text_is_another_passage(folder: Path) -> None:
+    texts = SideTexts(open_dataset(folder, ["train"]), "passage")
+    same, before = texts.keys(range(3), FORM), texts.keys(range(3), "")
+    moved = (
+        (folder / "corpus.jsonl")
+        .read_text()
+        .replace('"title": "Vienna", "text": "It', '"title": "", "text": "Vienna It')
+    )
+    (folder / "corpus.jsonl").write_text(moved)
+    again = SideTexts(open_dataset(folder, ["train"]), "passage")
+    assert (again.keys(range(3), "")[0] == before[0]).all()  # joined, both are one text
+    assert (again.keys(range(3), FORM)[0] != same[0]).any()
+    assert (again.keys(range(3), FORM)[1] == same[1]).all()
+
+
+def test_texts_without_a_title_are_read_as_the_model_expects(titled: Retriever, tmp_path: Path) -> None:
+    ours = encode_texts(titled, ["Graz lies on the Mur."], "passage")
+    assert (ours == encode_texts(titled, READ[1:2], "passage", prompt="")).all()
+    write_model(titled, tmp_path)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu").encode_document(["Graz lies on the Mur."])
+    assert abs(theirs - ours).max() < 1e-5
+    assert load_retriever(ModelConfig(str(tmp_path))).description.passage_prompt == FORM
+
+
+def test_other_places_are_refused(tiny_encoder: Path) -> None:
+    for table, flag in (
+        (PromptTable(query=FORM), "query_prompt"),
+        (PromptTable(passage="{title} {title}"), "passage_prompt"),
+        (PromptTable(passage="title: {title} | text: {text}"), "passage_prompt"),
+    ):
+        with pytest.raises(ModelError, match=f"{flag}: the prompt .* which nothing would replace"):
+            table.of("scifact")
+    unpooled = load_retriever(ModelConfig(str(tiny_encoder), passage_prompt="passage: "))
+    object.__setattr__(unpooled.description, "pool_prompt", False)
+    unpooled.prompts = PromptTable(passage=FORM)
+    with pytest.raises(ModelError, match=r"does not pool the prompt, .*; write 'title: none | text: '"):
+        unpooled.prompts_of("scifact")

@@ -1,7 +1,9 @@
-"""Approximate indexes: scores and order of an exact search, files, and user errors."""
+"""Approximate indexes: scores and order of an exact search, blocks that fill them, files, and user errors."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,9 +16,11 @@ from synthetic import control
 from indexes import write_index
 from raytriever.core.errors import ConfigError, ModelError, StorageError
 from raytriever.core.reading.arrays import read_array
+from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.retrieval.index.approximate import build_index as build_module
 from raytriever.retrieval.index.approximate.ann_index import AnnIndex, ApproximateIndex, recall
-from raytriever.retrieval.index.approximate.build_index import build_index
-from raytriever.retrieval.index.approximate.faiss_indexes import Ivf, default_code_bytes
+from raytriever.retrieval.index.approximate.build_index import build_index, fill
+from raytriever.retrieval.index.approximate.faiss_indexes import FILE, Hnsw, Ivf, default_code_bytes, faiss
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
 from raytriever.retrieval.index.approximate.stored_index import read_index, write_embeddings
 from raytriever.retrieval.index.approximate.vamana import Vamana
@@ -171,3 +175,139 @@ def test_a_walk_of_vamana_that_reaches_too_few_documents_repeats_none(count: int
     rows = Vamana.build(documents, 4, 100, 1).find(documents[:20], count, 1, 1).rows
     assert all((np.bincount(row[row >= 0], minlength=count) <= 1).all() for row in rows)
     assert (rows < count).all()
+
+
+ROWS, DIM, BLOCK = 1_000, 16, 128
+
+
+@pytest.fixture
+def rows() -> ndarray:
+    return np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
+
+
+EMPTY = {
+    "ivf": lambda rows: Ivf.trained(rows, None, None, 3, 1),
+    "ivfpq": lambda rows: Ivf.trained(rows, None, 4, 3, 1),
+    "hnsw": lambda rows: Hnsw.empty(DIM, 8, 30, 3, len(rows)),
+}
+
+
+def content(ann_index: Ivf | Hnsw, folder: Path) -> bytes:
+    folder.mkdir()
+    ann_index.save(folder)
+    return (folder / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_blocks_give_the_bytes_of_one_addition(
+    kind: str, rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = content(EMPTY[kind](rows).add(rows, 1), tmp_path / "whole")
+    monkeypatch.setattr(build_module, "BLOCK", BLOCK)
+    in_blocks = fill(EMPTY[kind](rows), rows, 1)
+    if kind != "hnsw":  # a graph draws the levels of a block at once, and links it in their order
+        assert content(in_blocks, tmp_path / "blocks") == whole
+    true = top_k(rows, rows, 10, np.arange(ROWS))[1]
+    assert recall(in_blocks.find(rows, 10, 60, 1).rows, true).mean() > 0.9
+
+
+def test_memory_that_is_reserved_is_enough_and_changes_nothing(rows: ndarray, tmp_path: Path) -> None:
+    reserved = Hnsw.empty(DIM, 8, 30, 3, ROWS)
+    assert reserved.index.ntotal == 0
+    links = reserved.index.hnsw
+    arrays = (links.neighbors, links.levels, links.offsets, faiss.downcast_index(reserved.index.storage).codes)
+    before = [int(array.data()) for array in arrays]
+    full = reserved.add(rows[:500], 1).add(rows[500:], 1)
+    assert [int(array.data()) for array in arrays] == before  # no array has outgrown its memory and was copied
+    assert links.neighbors.size() > ROWS * links.nb_neighbors(0)
+    plain = Hnsw.empty(DIM, 8, 30, 3).add(rows[:500], 1).add(rows[500:], 1)
+    assert content(full, tmp_path / "reserved") == content(plain, tmp_path / "plain")
+
+
+def test_a_graph_holds_embeddings_beyond_the_range_of_float16(rows: ndarray) -> None:
+    queries = np.random.default_rng(1).standard_normal((100, DIM)).astype(np.float32)
+    large = rows * np.float32(2e4)  # some components are beyond 65,504
+    true = top_k(queries, large, 10, np.arange(ROWS))[1]
+    found = Hnsw.empty(DIM, 8, 30, 3).add(large, 1).find(queries, 10, 60, 1).rows
+    assert recall(found, true).mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
+def test_a_search_finds_as_many_documents_as_it_is_asked_for(kind: str, rows: ndarray) -> None:
+    index = build_index(
+        rows, IndexConfig(index=kind, **{"nprobe" if kind.startswith("ivf") else "ef_search": 1}), None, 0, 1
+    )
+    queries = np.random.default_rng(1).standard_normal((20, DIM)).astype(np.float32)
+    for k in (1, 10, 100, 400):
+        scores, documents = index.search(queries, k)
+        assert (documents >= 0).all()
+        assert all(len(set(row)) == k for row in documents.tolist())
+        assert (np.diff(scores, axis=1) <= 0).all()
+        np.testing.assert_allclose(scores, (queries[:, None] * rows[documents]).sum(2), atol=1e-5)
+    # A larger search size is spent on the queries that need it: one list has fewer than 400 of 1,000 documents.
+    assert index.propose(queries, 400, 1).candidates > index.propose(queries, 10, 1).candidates
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """An HNSW index of 60 documents of dimension 8."""
+    rows = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    write_index(tmp_path / "made", build_index(rows, IndexConfig(index="hnsw"), None, 0, 1), "hnsw", {})
+    return tmp_path / "made"
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "rows": (
+        lambda p: np.save(p / "embeddings.npy", np.zeros((59, 8), np.float32)),
+        "has the shape 59 x 8, expected 60",
+    ),
+    "type": (
+        lambda p: np.save(p / "embeddings.npy", np.zeros((60, 8))),
+        "holds values of type '<f8', expected float32",
+    ),
+    "ties": (lambda p: np.save(p / "ties.npy", np.full(60, -1)), "ties.npy: holds positions outside of a corpus of 60"),
+    "objects": (
+        lambda p: np.save(p / "ties.npy", np.array([{}] * 60, dtype=object), allow_pickle=True),
+        r"holds values of type '\|O', expected int64",
+    ),
+}
+
+
+def seal(folder: Path, to: Path, change: Callable[[Path], None], **meta: object) -> Path:
+    with committed_directory(to, {**read_manifest(folder)["meta"], **meta}) as aside:
+        shutil.copytree(folder, aside, dirs_exist_ok=True, ignore=lambda *_: ["manifest.json"])
+        change(aside)
+    return to
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_arrays_that_do_not_fit_end_in_one_line(made: Path, tmp_path: Path, name: str) -> None:
+    change, message = CHANGES[name]
+    with pytest.raises(StorageError, match=rf"{message}.*; build the index again$"):
+        read_index(seal(made, tmp_path / "index", change))
+
+
+def test_an_ann_index_of_other_embeddings_ends_in_one_line(made: Path, tmp_path: Path) -> None:
+    def shorten(folder: Path) -> None:
+        for name in ("embeddings", "ties"):
+            np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy")[:40] % 40)
+
+    with pytest.raises(
+        StorageError, match=r"ANN index.*: holds 60 vectors of dimension 8, expected 40 of dimension 8; build the"
+    ):
+        read_index(seal(made, tmp_path / "index", shorten, rows=40))
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"rows": "many"}, "'rows' is a text, expected a whole number"),
+        ({"search_size": None}, "'search size' is null, expected a whole number"),
+        ({"index": ["hnsw"]}, "is not an index"),
+    ],
+)
+def test_a_manifest_of_another_form_ends_in_one_line(
+    made: Path, tmp_path: Path, meta: dict[str, object], message: str
+) -> None:
+    with pytest.raises(StorageError, match=message):
+        read_index(seal(made, tmp_path / "index", lambda folder: None, **meta))

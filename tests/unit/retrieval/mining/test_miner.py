@@ -1,7 +1,8 @@
-"""Mining by every method, user errors, and the sources of the negatives of a training run."""
+"""Mining by every method, user errors, the sources of a run's negatives, and a mining that was stopped."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from beir import write_beir
 from mining_data import EVERY, dataset_of, rows_of
 
 from raytriever.core.errors import ConfigError, DataError, ModelError
+from raytriever.core.store.unfinished_pieces import Pieces
 from raytriever.data.columns import Answers
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import Judgements, NegativeRows, Queries, RetrievalDataset
@@ -21,7 +23,7 @@ from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.retrieval.mining import miner
 from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embeddings
-from raytriever.retrieval.mining.miner import build_negatives_table, mine
+from raytriever.retrieval.mining.miner import CandidateFilter, MinedBlock, build_negatives_table, mine
 from raytriever.retrieval.mining.mining_settings import METHODS, MiningConfig
 
 
@@ -285,3 +287,61 @@ def test_a_table_is_merged_with_the_negatives_of_the_data_set(dataset: Retrieval
     mined = NegativesTable.of(dataset, np.arange(96), (np.arange(96) + 9) % 160, "dense")
     write_negatives(tmp_path / "mined", mined, dataset)
     assert count_by_origin(with_negatives(dataset, "gold"), table=str(tmp_path / "mined")) == {"gold": 96, "dense": 96}
+
+
+Data = tuple[RetrievalDataset, Embeddings]
+
+
+@pytest.fixture
+def mined_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the first query of each block that is mined, in blocks of a few queries."""
+    mined: list[int] = []
+    mine_block = CandidateFilter._mine
+
+    def record(self, ann_index, rows, first, end):  # type: ignore[no-untyped-def]
+        mined.append(int(rows[0]))
+        return mine_block(self, ann_index, rows, first, end)
+
+    monkeypatch.setattr(miner, "BLOCK", 60)
+    monkeypatch.setattr(miner, "BM25_QUERIES", 5)
+    monkeypatch.setattr(CandidateFilter, "_mine", record)
+    return mined
+
+
+@pytest.mark.fast_every(9)
+@pytest.mark.parametrize("settings", [{}, {"relative_margin": 0.3}])
+def test_finished_blocks_are_not_mined_again(
+    word_data: Data, mined_blocks: list[int], tmp_path: Path, settings: dict[str, float]
+) -> None:
+    config = replace(EVERY, **settings)
+    whole = mine(word_data[0], "train", config, embeddings=word_data[1], seed=4)
+    every = mined_blocks.copy()
+    folder = tmp_path / "blocks"
+    mine(word_data[0], "train", config, embeddings=word_data[1], seed=4, finished=folder)
+    files = sorted(folder.iterdir())
+    assert len(files) == len(every)
+    assert {file.name.partition("-0")[0] for file in files} == set(METHODS)
+    bm25, dense = (sorted(folder.glob(f"{method}-*")) for method in ("bm25", "dense"))
+    shutil.rmtree(dense[2])
+    damaged = folder / "bm25-00000005" / "block.npz"
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    mined_blocks.clear()
+    again = mine(word_data[0], "train", config, embeddings=word_data[1], seed=4, finished=folder)
+    assert again.table.digest == whole.table.digest
+    assert again.counts == whole.counts
+    assert len(mined_blocks) == len(bm25) - 1 + len(dense) - 2  # a killed command leaves no gap
+    mined_blocks.clear()
+    last = mine(word_data[0], "train", config, embeddings=word_data[1], seed=4, finished=folder)
+    assert last.table.digest == whole.table.digest
+    assert mined_blocks == []
+
+
+def test_mining_goes_on_where_no_block_can_be_written(
+    word_data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    mined = mine(word_data[0], "train", EVERY, embeddings=word_data[1], finished=file / "blocks")
+    assert capsys.readouterr().err.count("if a mining is stopped, it starts again, because") == 1
+    assert mined.table.digest == mine(word_data[0], "train", EVERY, embeddings=word_data[1]).table.digest
+    assert Pieces(file / "blocks").read("dense-00000000", MinedBlock.load) is None

@@ -72,8 +72,8 @@ class CrossEncoder:
         if limit < _SMALLEST:
             raise ModelError(f"reads {limit} tokens of a pair, fewer than {_SMALLEST}", str(directory), REMEDY)
         if length is not None and not _SMALLEST <= length <= limit:
-            what = f"reads {limit} tokens of a pair, not {length}"
-            raise ModelError(what, str(directory), f"give {_SMALLEST} to {limit}")
+            what = f"cannot read pairs of {length} tokens"
+            raise ModelError(what, str(directory), f"give a length from {_SMALLEST} to {limit}")
         self.length = length or limit
         self._tokens = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
         self._model = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).eval()

@@ -20,7 +20,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.core.errors import ModelError
-from raytriever.models.directory.model_files import SAFE, log_once, model_errors, quiet_transformers
+from raytriever.models.directory.model_files import log_once, model_errors, quiet_transformers
 from raytriever.models.directory.transformer_settings import Transformer
 
 TOKENIZER_FILES = (
@@ -45,7 +45,7 @@ def load_tokenizer(transformer: Transformer) -> Any:
         from transformers import AutoTokenizer
 
         settings = {"config": config, "use_fast": True, **transformer.tokenizer_settings}
-        tokenizer = AutoTokenizer.from_pretrained(directory, **settings, **SAFE)
+        tokenizer = AutoTokenizer.from_pretrained(directory, **settings, local_files_only=True, trust_remote_code=False)
     embedded = getattr(config, "vocab_size", None)
     if tokenizer.is_fast and embedded is not None:
         _drop_tokens(tokenizer, embedded)

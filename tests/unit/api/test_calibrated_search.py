@@ -152,7 +152,7 @@ def test_the_passages_to_keep_are_found_and_a_file_of_another_system_is_refused(
     assert run("search", [*words, str(file.parent.parent / "bm25" / "letters.json")]) == 2
     assert "letters.json: belongs to another system, bm25, or to other weights, prompts" in capsys.readouterr().err
     assert run("search", [*words, "none.json"]) == 2
-    assert "error: calibration none.json: no such file; run `raytriever evaluate" in capsys.readouterr().err
+    assert "error: calibration none.json: does not exist; run `raytriever evaluate" in capsys.readouterr().err
     assert run("search", [*words[:-1], "--threshold", "kept"]) == 2
     assert "error: threshold kept: no calibration of this system" in capsys.readouterr().err
 

@@ -137,7 +137,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.train(d, m, max_step=3), "train: unknown setting 'max_step'; did you mean 'max_steps'?"),
     (lambda d, m: rt.train(d, m, batch_size="64"), "train: batch_size is '64'; give a whole number"),
     (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "negatives_table no/table: there is no negatives table"),
-    (lambda d, m: rt.train(d, 3), "model: is int; give a name, a path"),
+    (lambda d, m: rt.train(d, 3), "model: is int, not a model; give a name, a path"),
     (lambda d, m: rt.train(3, m), "data: is int, not a data set; give the result of load_dataset or a path"),
     (lambda d, m: rt.mine_hard_negatives(d, method="dense"), "model: 'dense' needs an encoder"),
     (lambda d, m: rt.evaluate("bm25", d), "models: is not a list with at least one model"),

@@ -198,7 +198,7 @@ ERRORS: list[tuple[Any, str]] = [
         lambda: rt.Dataset.from_huggingface(
             datasets.DatasetDict({"train": datasets.Dataset.from_dict({"a": ["x"], "b": ["y"]})})
         ),
-        "the data: in no known format; it contains train (the fields a, b)",
+        "the data: is in no known format; it contains train (the fields a, b)",
     ),
 ]
 

@@ -69,7 +69,7 @@ def test_a_loss_file_of_a_settings_file_runs_only_if_the_command_line_names_it(
     )
     assert not Path("executed").exists()
     if settings.startswith("stages"):  # whose settings override flags
-        with pytest.raises(ConfigError, match=r"its loss own/hinge\.py:hinge is a program"):
+        with pytest.raises(ConfigError, match=r"its loss own/hinge\.py:hinge is a Python program"):
             resolved(*words, "--loss", "own/hinge.py:other")
     assert resolve_settings(
         COMMANDS["train"].parser("train").parse([*words, "--loss", f"{tmp_path}/own/hinge.py:hinge"])
@@ -82,7 +82,7 @@ def test_a_loss_file_of_a_search_space_runs_only_if_the_command_line_names_it(
     monkeypatch.chdir(tmp_path)
     Path("space.yaml").write_text("loss: {loss: [mw, 'hinge.py:hinge']}")
     assert run("tune", ["--search-space", "space.yaml", "--dataset", "data"]) == 2
-    assert "--search-space space.yaml: its loss hinge.py:hinge is a program" in capsys.readouterr().err
+    assert "--search-space space.yaml: its loss hinge.py:hinge is a Python program" in capsys.readouterr().err
 
 
 def test_the_default_recipe_is_that_of_pydocs(tmp_path: Path) -> None:

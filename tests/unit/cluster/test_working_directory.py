@@ -82,7 +82,7 @@ def test_the_largest_files_and_folders_of_an_upload_are_named() -> None:
 
 def test_a_relative_home_is_refused(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYTRIEVER_HOME", "runs")
-    with pytest.raises(StorageError, match="RAYTRIEVER_HOME=runs: is relative"):
+    with pytest.raises(StorageError, match="RAYTRIEVER_HOME=runs: is a relative path"):
         enter_lasting_folder([], print)
     assert Path.cwd() == upload
 

@@ -132,7 +132,7 @@ def test_weights_are_read(text: str, weights: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1", "2 data sets need 2 weights, '1' has 1; give one for each"),
+        ("1", "2 data sets need 2 weights, but '1' has 1; give one for each, as in 2,1"),
         ("1,0", "'0' is no weight"),
         ("1,-2", "'-2' is no weight"),
         ("1,nan", "'nan' is no weight"),

@@ -236,7 +236,7 @@ def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenizat
     own = prepare(Request(str(small), words), output=tmp_path / "own")
     assert open_dataset(own, ["test"], tokenization=words).digest == open_dataset(small, ["test"]).digest
     other = replace(words, passage_prompt="passage: ")
-    with pytest.raises(DataError, match="another tokenizer or prompt; prepare it with model"):
+    with pytest.raises(DataError, match="another tokenizer or prompt; prepare it with the same model"):
         open_dataset(own, ["test"], tokenization=other)
     bare = prepare(Request(str(small)), output=tmp_path / "bare")
     with pytest.raises(DataError, match="no tokenizer"):

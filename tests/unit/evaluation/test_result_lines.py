@@ -97,7 +97,7 @@ def test_models_and_their_names() -> None:
     assert models[4].config == ModelConfig("runs/one", query_prompt="query: ")
     assert choose_baselines([], models) == ["bm25"]
     assert choose_baselines(["CL", "runs/two/model"], models) == ["CL", "two"]
-    for wrong, message in ((["Cl"], "did you mean 'CL'"), (["CL", "CL"], "one or two models")):
+    for wrong, message in ((["Cl"], "did you mean 'CL'"), (["CL", "CL"], "give one model, or two different models")):
         with pytest.raises(ConfigError, match=message):
             choose_baselines(wrong, models)
     with pytest.raises(ConfigError, match="two models are called 'minilm'; give one of them a new name: NAME="):

@@ -139,7 +139,7 @@ def test_dot_products_are_those_of_the_argument_or_of_the_model(model: SentenceT
     model.similarity_fn_name = "dot"
     assert loss_of(MW, model)(columns(model)).item() == pytest.approx(expected, rel=1e-9)
     model.similarity_fn_name = "euclidean"
-    with pytest.raises(rt.ConfigError, match=r"RetrievalLoss\(similarity_fct\): neither cos_sim nor dot_score"):
+    with pytest.raises(rt.ConfigError, match=r"RetrievalLoss\(similarity_fct\): is neither cos_sim nor dot_score"):
         loss_of(MW, model)
 
 

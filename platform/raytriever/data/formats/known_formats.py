@@ -194,7 +194,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
         what = f"is not in the format {name}" if name else "is in no known format"
         signatures = [format.signature for format in FORMATS.values() if format.signature]
         remedy = f"known formats are {'; '.join([*signatures, csv_tables.SIGNATURE])}"
-        raise DataError(f"{what}; it holds {_describe(peeks) or plans.shown(source)}", source.where, remedy)
+        raise DataError(f"{what}; it contains {_describe(peeks) or plans.shown(source)}", source.where, remedy)
     chosen, matched = next(iter(candidates.items()))
     strange = [] if name else [peek for peek in peeks if peek not in matched]
     if len(candidates) > 1 or strange:
@@ -310,7 +310,7 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> pla
         raise DataError(what, source.where, "give one of these folders")
     if not judged or (not texts and any(part.parse is tevatron_dpr_and_pairs.tevatron_ids_row for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
-        raise DataError(f"no {missing} in it; it holds {plans.shown(source)}", source.where, "give a folder with both")
+        raise DataError(f"has no {missing}; it contains {plans.shown(source)}", source.where, "give a folder with both")
     return plans.Plan(name, (*texts, *judged), note="; ".join(filter(None, notes)))
 
 

@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-# Options of `from_pretrained`: the hub is not asked, and no code of a directory runs.
-SAFE = {"local_files_only": True, "trust_remote_code": False}
 # Types of stored tensors that can be loaded into a float parameter. Other types are quantized, and need a scale.
 FLOATS = ("F64", "F32", "F16", "BF16")
 REMEDY = "copy the model again, or give another one"
@@ -186,8 +184,8 @@ def load_weights(
     """
     empty_model(kind, config, directory, dtype, check)
     with model_errors(directory), quiet_transformers(warnings=False):
-        options = {"config": config, "use_safetensors": True, "dtype": dtype, "output_loading_info": True}
-        model, loading_info = kind.from_pretrained(directory, **options, **SAFE)
+        options = {"config": config, "dtype": dtype, "output_loading_info": True, "local_files_only": True}
+        model, loading_info = kind.from_pretrained(directory, use_safetensors=True, trust_remote_code=False, **options)
     return model, loading_info
 
 

@@ -59,7 +59,9 @@ def test_a_file_of_test_questions(tmp_path: Path, write: object) -> None:
     dataset = opened(main, test_questions=str(test), dev_fraction=0.2)
     assert sizes(dataset) == {"train": (16, 8), "dev": (4, 2), "test": (2, 1)}
     write(test, [("Q3? ", "a", "yes")])  # type: ignore[operator]
-    with pytest.raises(DataError, match=r"held-out\.\w+ row \d: question is also in .*faq\.\w+; remove it from one"):
+    with pytest.raises(
+        DataError, match=r"held-out\.\w+ row \d: the question is also in .*faq\.\w+; remove it from one"
+    ):
         opened(main, test_questions=str(test))
 
 

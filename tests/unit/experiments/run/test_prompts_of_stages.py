@@ -242,7 +242,7 @@ def test_a_flag_of_training_is_stored_for_its_data_sets(instructed: Path, tiny_d
     ("settings", "error"),
     [
         ({"query_prompt_name": "s2p"}, "query_prompt_name: the model stores no prompt 's2p'; did you mean 's2s'"),
-        ({"query_prompt_name": "s2s", "query_prompt": "x"}, "query_prompt_name: and query_prompt contradict"),
+        ({"query_prompt_name": "s2s", "query_prompt": "x"}, "query_prompt_name: contradicts query_prompt"),
         (
             {"dataset_prompts": {"leters-query": "x"}},
             "dataset_prompts: 'leters-query' is a prompt for none of the data sets in use; did you mean",

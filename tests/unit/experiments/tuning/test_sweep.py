@@ -155,7 +155,11 @@ def test_a_space_is_read_as_written() -> None:
         ("loss: {temperature: {low: 0.1, high: 0.5, grid: [1]}}", ": loss.temperature.grid", "1 is not between"),
         ("loss: {temperature: {low: 0.1, high: 0.5, grid: one}}", ": loss.temperature.grid", "holds 'one'"),
         ("loss: {temperature: {low: warm, high: 0.5}}", ": loss.temperature.low", "give a number"),
-        ("loss: {distribution_weight: {low: 0, high: 1, scale: log}}", ": loss.distribution_weight", "no logarithm"),
+        (
+            "loss: {distribution_weight: {low: 0, high: 1, scale: log}}",
+            ": loss.distribution_weight",
+            "low 0 is not above 0",
+        ),
         ("loss: {loss: {low: 1, high: 2}}", ": loss.loss", "cannot have a range"),
         ("training: {batch_size: [16, 16.5]}", ": training.batch_size", "batch_size is 16.5; give a whole number"),
         ("training: {num_workers: [1, 2]}", ": training.num_workers", "cannot be searched"),

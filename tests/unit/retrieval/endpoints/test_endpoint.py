@@ -68,7 +68,7 @@ def test_a_damaged_database_is_named_with_its_remedy(serve: Callable[..., Served
     load(served).encode_passages(TEXTS)
     [database] = (tmp_path / "cache" / "endpoints").glob("*/texts.sqlite")
     database.write_bytes(b"of another program" * 300)
-    with pytest.raises(StorageError, match=r"texts.sqlite: cannot be used .*; remove the folder: its texts"):
+    with pytest.raises(StorageError, match=r"texts.sqlite: cannot be used .*; remove the folder; its texts"):
         load(served).encode_passages(TEXTS)
 
 
@@ -185,7 +185,11 @@ def test_a_text_that_is_too_long_is_cut(serve: Callable[..., Served], capsys: py
     ("flags", "settings", "line"),
     [
         ({"key": KEY}, {}, "rejects the key (401: Incorrect API key provided: invalid_api_key); store a key in OPENAI"),
-        ({}, {"key_variable": "NO_SUCH"}, "key_variable: names an environment variable that is not set; export it"),
+        (
+            {},
+            {"key_variable": "NO_SUCH"},
+            "key_variable: names an environment variable that is not set; export the variable, or name another one",
+        ),
         ({"model": "other"}, {}, "model: the service has no model 'judge' (The model `judge` does not exist."),
         ({"busy": 1.0, "retry_after": 0}, {}, "gives no answer: status 429; check base_url and the service"),
         ({"busy": 1.0, "retry_after": 9999}, {}, "asks to wait for 9,999 seconds; run the same command again"),

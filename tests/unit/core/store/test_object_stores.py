@@ -58,7 +58,7 @@ def test_an_address_and_its_copy_name_each_other(uri: str) -> None:
     "uri", ["s3:///x", "http://host/x", "s3://b/../x", "s3://b/s3://c/x", "ftp://b/x", "s3://?region=b"]
 )
 def test_an_address_that_is_no_path_in_a_bucket_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigError, match="is not a path in a bucket|is in no object store"):
+    with pytest.raises(ConfigError, match=r"is not a path in a bucket|is in no object store"):
         copy_of(uri)
 
 

@@ -157,7 +157,7 @@ def test_an_export_checks_its_settings_before_it_writes(
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
     Results(systems={"BM25": {"model": "bm25"}}).write(tmp_path)
-    with pytest.raises(StorageError, match="evaluated bm25, not "):
+    with pytest.raises(StorageError, match="is an evaluation of bm25, not "):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, ignore)
     monkeypatch.setitem(PACKAGES, "onnx", ("onnx", "nowhere_to_be_found"))
     with pytest.raises(ConfigError, match=r"onnx needs nowhere_to_be_found; pip install 'raytriever\[export\]'"):

@@ -53,8 +53,8 @@ def measure(
             root = psutil.Process(process.pid)
             while process.poll() is None:
                 children = root.children(recursive=True)
-                for process in (root, *children):
-                    processor[process] = max(processor.get(process, 0.0), _processor_seconds(process))
+                for member in (root, *children):
+                    processor[member] = max(processor.get(member, 0.0), _processor_seconds(member))
                 below = [_memory(child) for child in children]
                 usage.add(_memory(root), (sum(memory[0] for memory in below), sum(memory[1] for memory in below)))
                 if time.monotonic() - began >= kill_after:

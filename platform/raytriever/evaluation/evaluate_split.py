@@ -1,9 +1,9 @@
 """Evaluation of a retriever on one split: ranking metrics, and the AUC of the pooled scores.
 
 1. The whole corpus is searched for every query of the split that has a relevant document. A document with the query's
-    own id is left out of the results, but not out of the judgements, as in BEIR's evaluator.
+   own id is left out of the results, but not out of the judgements, as in BEIR's evaluator.
 2. Ranking metrics are means over those queries (`metrics.ranking_metrics`). They use only the results in the run file:
-    100 per query, or as many as a metric needs. A query without results has the value 0.
+   100 per query, or as many as a metric needs. A query without results has the value 0.
 3. AUC compares the scores of all positives with the 500 highest-scoring non-positives of each query. All queries are in
    one pool (Optimizing What Matters, section 5.1). So AUC also shows whether scores of different queries compare well.
    Documents judged not relevant are non-positives too. A positive without a score ranks below the whole pool."""

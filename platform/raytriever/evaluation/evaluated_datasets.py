@@ -255,7 +255,8 @@ def sample_corpus(
 
 
 def _best_documents(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Int64[ndarray, " documents"]:
-    """Return BM25's results for the split's queries, each once: all first ranks, all second ranks, and so on."""
+    """Return the documents that BM25 finds for the queries of a split, each document once: first the best one of every
+    query, then the second best, and so on."""
     queries = np.unique(dataset.judgements[split].queries)
     _, documents = index.search([dataset.queries.texts[int(query)] for query in queries], DEPTH)
     by_rank = documents.T.reshape(-1)

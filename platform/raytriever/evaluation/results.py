@@ -37,7 +37,7 @@ class AnalysisAbout(TypedDict):
 class About:
     """One data set of an evaluation."""
 
-    # `queries`, `documents`: their numbers over all parts.
+    # Numbers of queries and documents, summed over the parts of a divided data set.
     queries: int
     documents: int
     split: str

@@ -215,7 +215,7 @@ def check_loss(config: LossConfig) -> None:
             raise ConfigError(
                 f"has no effect with {setting('loss')} {config.title}",
                 setting("loss_weights"),
-                f"leave it out, or give a sum, such as {setting('loss')} mw+infonce",
+                f"leave it out, or give a sum of losses, such as {setting('loss')} mw+infonce",
             )
         if given != terms:
             raise ConfigError(

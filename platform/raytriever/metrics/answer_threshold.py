@@ -195,7 +195,8 @@ class AnswerDecision:
     thresholds: list[tuple[Threshold, AnswersAchieved | None]]
     # Questions that chose the thresholds, and their confidences; those of `combined` are out-of-fold.
     chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
-    # Questions that checked the thresholds, and their confidences; the object `chosen` if they are few.
+    # Questions on which the thresholds are checked, and their confidences. With too few questions for two splits, this
+    # is the same object as `chosen`.
     checked: tuple[RankedQuestions, Float64[ndarray, " questions"]]
 
     @property

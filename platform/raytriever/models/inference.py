@@ -42,7 +42,8 @@ TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
 # launch a batch, Python takes 5 ms.
 _GPU_STATES = 1 << 26
 _AHEAD = 2  # number of batches to make ahead of the encoder
-# Maximum number of threads that encode on a CPU, and minimum of batches per thread, which outweigh the wait at the end.
+# Most threads that encode on a CPU, and fewest batches per thread. With fewer batches, the wait for the slowest thread
+# costs more than the thread saves.
 MOST_THREADS, _PER_THREAD = 8, 2
 
 

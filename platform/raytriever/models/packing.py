@@ -105,7 +105,7 @@ BUCKET_COST = 128
 ATTENTION = 2_048
 # Up to this length, the cost of a text is its number of tokens: attention is at most a fifth of the whole cost.
 SHORT = 512
-# Maximum number of distinct lengths in the search, so that the search takes less than a millisecond.
+# Maximum number of distinct lengths that `cut_points` considers, so that a call takes less than a millisecond.
 LEVELS = 128
 _NEVER = 2**60
 

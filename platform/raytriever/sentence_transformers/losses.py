@@ -258,9 +258,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             if margins.ndim == 2 and margins.shape[1] == documents - 1:
                 labels = torch.cat([torch.zeros_like(margins[:, :1]), -margins], 1)
         if labels is None or labels.ndim != 2 or labels.shape[1] != documents:
-            shape = "no label column" if labels is None else f"labels of shape {tuple(labels.shape)}"
+            shape = "there is no label column" if labels is None else f"the labels have shape {tuple(labels.shape)}"
             raise DataError(
-                f"{shape}, and {name} reads a teacher's scores",
+                f"{shape}, but {name} needs a teacher's scores",
                 remedy=f"give a label column with {documents} scores per row, one for each column of documents",
             )
         if not (is_finite := labels.isfinite()).all():
@@ -279,7 +279,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             return None
         name, table = type(self).__name__, labels[:, None] if labels.ndim == 1 else labels
         if table.ndim != 2 or table.shape[1] != documents:
-            what = f"labels of shape {tuple(labels.shape)}, and {name} reads graded relevance"
+            what = f"the labels have shape {tuple(labels.shape)}, but {name} reads graded relevance"
             raise DataError(what, remedy=f"give {documents} numbers a row, one for each column of documents")
         if (outside := table[(table < 0) | (table > 1)]).numel():
             what = f"a label of {name} is {outside[0].item():g}, not within 0 and 1"

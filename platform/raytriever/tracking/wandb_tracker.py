@@ -52,7 +52,7 @@ class WandbClient(TrackerClient):
         self._connected = set[str]()
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> WandbRun:
-        """See `TrackerClient`. The key of the run is its id."""
+        """See `TrackerClient`. W&B gets `key` as the id of a new run."""
         import wandb
 
         run_id = run_id or key

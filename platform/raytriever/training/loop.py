@@ -66,7 +66,8 @@ class TrainingSetup:
     log: Callable[[str], None]
     # Called on every worker with a description of what training does between two steps.
     log_status: Callable[[str], None] = lambda text: None
-    # Called with a step before its checkpoint is committed; returns when all its metrics are stored.
+    # Called with the number of a step before the checkpoint of this step is committed. Returns when all metrics up to
+    # this step are stored.
     before_commit: Callable[[int], None] = lambda step: None
     # Digest of everything that batches are made of. A run resumes only with the same digest. Empty if it is not known.
     data_digest: str = ""

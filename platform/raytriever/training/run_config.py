@@ -280,7 +280,7 @@ def _read_stages(content: Any, where: str, base: Config) -> tuple[Config, ...]:
         name = settings.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             problem = f"has the invalid name {name!r}" if "name" in settings else "has no name"
-            raise ConfigError(f"stage {number} {problem}", where, "give `name:`, of letters, digits, '.', '_' and '-'")
+            raise ConfigError(f"stage {number} {problem}", where, "give a `name:` of letters, digits, '.', '_' and '-'")
         if name in stages:
             raise ConfigError(f"two stages have the name {name!r}", where, "give each stage a different name")
         layer = _layer({key: value for key, value in settings.items() if key != "name"}, f"{where}: stage {name!r}")

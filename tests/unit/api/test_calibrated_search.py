@@ -104,10 +104,10 @@ def test_an_evaluation_writes_what_it_evaluated(calibrated: Calibrated) -> None:
         target for target, row in own.items() if row.threshold is not None
     ]
     first, row = made.thresholds[0], own["answered"]
-    assert (first.score, first.answered.whole) == (row.threshold, 60)
+    assert (first.score, first.answered.total) == (row.threshold, 60)
     assert row.fractions == {"coverage": first.answered, "top_precision": first.top_precision, "wrong": first.wrong}
     # The same queries without their answers are evaluated at every threshold.
-    assert row.unanswerable["removed"].whole == 60
+    assert row.unanswerable["removed"].total == 60
     assert (made.chosen_on, made.chosen_queries, made.checked_on, made.checked_queries) == ("dev", 60, "test", 60)
 
 
@@ -154,7 +154,7 @@ def test_the_passages_to_keep_are_found_and_a_file_of_another_system_is_refused(
     assert run("search", [*words, "none.json"]) == 2
     assert "error: calibration none.json: does not exist; run `raytriever evaluate" in capsys.readouterr().err
     assert run("search", [*words[:-1], "--threshold", "kept"]) == 2
-    assert "error: threshold kept: no calibration of this system" in capsys.readouterr().err
+    assert "error: threshold kept: there is no calibration of this system" in capsys.readouterr().err
 
 
 def test_an_export_keeps_the_calibration_only_of_the_same_model(
@@ -169,7 +169,7 @@ def test_an_export_keeps_the_calibration_only_of_the_same_model(
     first = calibrated.calibration.thresholds[0]
     card = Path("exported/README.md").read_text()
     assert "## Answers" in card
-    assert f"| answered 0.5 | {first.score:.4f} | {first.answered.part} of 60 = " in card
+    assert f"| answered 0.5 | {first.score:.4f} | {first.answered.count} of 60 = " in card
     assert run("export", ["--model", model, "--output", "changed", "--query-prompt", "q: "]) == 0
     assert (
         "belongs to other weights, prompts or lengths than those of this model; it is not exported"
@@ -307,15 +307,15 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated, capsys: pyt
     for row in own:
         kinds = row.unanswerable
         assert set(kinds) == {"given", "removed", "foreign"}
-        assert (kinds["given"].whole, kinds["foreign"].whole) == (20, 79)
-        assert (kinds["removed"].whole, row.fractions["coverage"].total) == (30, 30)
+        assert (kinds["given"].total, kinds["foreign"].total) == (20, 79)
+        assert (kinds["removed"].total, row.fractions["coverage"].total) == (30, 30)
         assert row.fractions["wrong"].total == 60 + 20 + 79
     line = "other: 1 of 80 questions are left out: letters has the question, or a relevant passage of it"
     assert line in capsys.readouterr().err
     lost = {}
     for fraction in ("removed=0.5", "removed=0.2"):
         once = evaluate(["bm25"], [letters], ["f1"], Path(fraction), confidence="score", unanswerable=[fraction])
-        lost[fraction] = once.thresholds[0].unanswerable["removed"].whole
+        lost[fraction] = once.thresholds[0].unanswerable["removed"].total
     assert lost == {"removed=0.5": 30, "removed=0.2": 12}
     # The metrics of rankings are those of the queries with an answer.
     assert results.models["tuned"]["letters"] == calibrated.results.models["tuned"]["letters"]

@@ -79,7 +79,7 @@ index --output i --query ' ' => query: the query is empty; give a few words
 index --output i --index roargraph --split train => split: the graph is built from the queries of train, so
 index --output . => cannot read manifest.json
 mine --output t --method bm52 => method: unknown method 'bm52'; did you mean 'bm25'?
-mine --output t --range-min 200 --range-max 30 => range_max: 30 is not above range_min 200; give a higher rank
+mine --output t --range-min 200 --range-max 30 => range_max: 30 is not above range_min 200; give a larger number
 mine --output t --range-min 30 --range-max 35 => num_negatives: 10 negatives out of 5 ranks (30 to 34)
 mine --output t --dataset LETTERS --split valid => no split 'valid'; there are: dev, test, train
 mine --output t --dataset LETTERS --range-min 200 => range_min: 200 skips all 160 documents; give a lower rank
@@ -250,7 +250,7 @@ def test_a_secret_is_refused_except_in_a_question(error_line: ErrorLine, words: 
 
 
 def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path) -> None:
-    (work / "mine.yaml").write_text("data_sets: {docs: pydocs}\narms: {BM25: bm25}\n")
+    (work / "mine.yaml").write_text("data_sets: {docs: pydocs}\nvariants: {BM25: bm25}\n")
     folder = work / "s"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")

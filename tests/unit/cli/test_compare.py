@@ -101,7 +101,7 @@ def test_an_evaluation_in_mlflow_is_read_as_its_directory_and_a_sweep_is_refused
     sweep.finish("FINISHED")
     own, stored = MlflowRuns().by_id(tracker.run_id), read_directory(folder, "results")
     assert own == stored
-    assert set(own.figures["bm25"]["letters"]) == {"ndcg_at_10", "mrr_at_10", "auc"}
+    assert set(own.metrics["bm25"]["letters"]) == {"ndcg_at_10", "mrr_at_10", "auc"}
     assert [run.name for run in MlflowRuns().by_filter("metrics.`bm25/letters/auc` > 0")] == ["results"]
     capsys.readouterr()
     for word, expected in (

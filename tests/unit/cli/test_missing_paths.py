@@ -145,7 +145,7 @@ def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_every_writing_command_refuses_a_locked_directory(held: Path, error_line: Callable[..., str]) -> None:
-    Path("study.yaml").write_text("data_sets: {docs: pydocs}\narms: {BM25: bm25}\n")
+    Path("study.yaml").write_text("data_sets: {docs: pydocs}\nvariants: {BM25: bm25}\n")
     for command, words in WRITERS.items():
         name, *more = command.split()
         line = error_line(name, *more, *words, "--output", held)

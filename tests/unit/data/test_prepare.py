@@ -104,12 +104,12 @@ def test_a_small_data_set_is_committed_and_hashed_once(
 
 def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenization) -> None:
     lines, say = recorder()
-    first = prepare(Request(str(small), words), report=say)
+    first = prepare(Request(str(small), words), log=say)
 
     def never(*arguments: object) -> Runner:
         raise AssertionError("nothing had to be prepared")
 
-    assert prepare(Request(str(small), words), run=never, report=say) == first
+    assert prepare(Request(str(small), words), run=never, log=say) == first
     assert [line.split(" (")[0] for line in lines[1:]] == ["small: prepared before"]
     assert lines[0].startswith("small: preparing ")
     assert lines[0].endswith(" of beir data")

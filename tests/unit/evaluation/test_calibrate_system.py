@@ -61,8 +61,8 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     assert few.unanswerable["given"] == Proportion(0, 10, 0, pytest.approx(0.2775, abs=1e-4))
     assert few.notes == ["Few answers: 1 of 60 questions of test are answered. Below 30, the precision is uncertain."]
     [none] = rows_of_answers(choosing, questions([0.1] * 60, 30), ("top_precision", 1.0))
-    assert [none.fractions[name].part for name in ("coverage", "top_precision", "wrong")] == [0, 0, 0]
-    assert none.fractions["top_precision"].whole == 0
+    assert [none.fractions[name].count for name in ("coverage", "top_precision", "wrong")] == [0, 0, 0]
+    assert none.fractions["top_precision"].total == 0
     assert none.notes == ["No question of test reaches the threshold, so none is answered, and there is no precision."]
     [out, guaranteed] = rows_of_answers(choosing, choosing, ("top_precision", 1.0), ("wrong_answers", 0.01))
     assert out.threshold is not None
@@ -115,7 +115,7 @@ def test_a_promise_that_is_out_of_reach_names_what_decides_instead() -> None:
         "Few answers: 20 of 40 questions of dev and test are answered. Below 30, the precision is uncertain."
     ]
     _, after = rows_of_answers(some, some, ("f1", None), ("wrong_answers", 0.05))
-    assert after.notes == [out.notes[0].partition(" The threshold of f1")[0]]
+    assert after.notes == [out.notes[0].countition(" The threshold of f1")[0]]
     text = format_results(Results(thresholds=[f1]))
     assert "\nd, m, f1: threshold 0.9 (score), chosen and tested on the same questions\n" in text
 
@@ -175,7 +175,7 @@ def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:
         return one
 
     none = row([0.9] * 4, [0.1] * 30, 1.0)
-    assert (none.fractions["pair_precision"].whole, none.fractions["pair_recall"].part) == (0, 0)
+    assert (none.fractions["pair_precision"].total, none.fractions["pair_recall"].count) == (0, 0)
     assert none.notes == ["No pair of test scores at or above the threshold, so there is no precision."]
     out = row([0.1] * 4, [0.9] * 30, 0.9)
     assert out.notes == [

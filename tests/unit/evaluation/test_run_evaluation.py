@@ -95,7 +95,7 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
         patch.setenv("RAYTRIEVER_CACHE", str(folder / "cache"))
 
         def again(tracker: Kept, fresh: bool = False, changed: EvaluationJob = job, report: Any = None) -> Any:
-            return run_evaluation(changed, folder / "out", fresh, lambda: tracker, lambda _: None, report=report)
+            return run_evaluation(changed, folder / "out", fresh, lambda: tracker, lambda _: None, write_page=report)
 
         tracker = Kept()
         results = again(tracker)
@@ -251,7 +251,7 @@ def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        done.again(tracker, report=damaged)
+        done.again(tracker, write_page=damaged)
     assert tracker.status == "FAILED"
     assert (done.output / "results.json").read_bytes() == before
     assert not list(done.output.parent.glob(".out.aside*"))

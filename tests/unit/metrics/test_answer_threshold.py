@@ -148,7 +148,7 @@ def test_two_splits_with_enough_questions_choose_and_check() -> None:
     assert answered == choose_answer_threshold(*answers_of(choosing), "answered", 0.5)
     assert achieved == achieve_answers(checking.scores[:, 0] >= answered.score, checking)
     assert of_f1 is not None
-    assert of_f1.answered.whole == int(checking.answerable.sum())
+    assert of_f1.answered.total == int(checking.answerable.sum())
 
 
 def test_few_questions_are_counted_at_the_threshold_that_decides() -> None:

@@ -33,7 +33,7 @@ def test_equals_sklearn_with_ties_and_scores_of_any_range(seed: int, positives: 
 @settings(deadline=None, max_examples=50)
 @given(
     up=st.lists(st.floats(allow_nan=False), min_size=1, max_size=9),
-    down=st.lists(st.floats(allow_nan=False, dim=32), min_size=1, max_size=9),
+    down=st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=9),
 )
 def test_equals_its_definition_for_any_float_infinities_included(up: list[float], down: list[float]) -> None:
     ours, theirs = np.array(up), np.array(down, np.float32)

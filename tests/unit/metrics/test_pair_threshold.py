@@ -47,7 +47,7 @@ def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
             relevant += sum(is_relevant for _, is_relevant in taken)
         result = achieve_pairs(pools, score)
         assert (result.precision.count, result.precision.total) == (relevant, above)
-        assert (result.recall.part, result.recall.whole) == (relevant, len(ours))
+        assert (result.recall.count, result.recall.total) == (relevant, len(ours))
         for fraction in (result.precision, result.recall):
             assert 0 <= fraction.low <= fraction.high <= 1
             assert not fraction.low > fraction.value

@@ -169,7 +169,7 @@ def test_contradictions_are_errors(ranking: list, judgements: tuple, message: st
 
 
 def test_names_and_titles() -> None:
-    assert ranking_metric("mrr_at_10")[0].measure is mrr
+    assert ranking_metric("mrr_at_10")[0].compute is mrr
     assert ranking_metric("mrr_at_10")[1] == 10
     assert ranking_metric("map")[1] is None
     assert [title(name) for name in DEFAULT_METRICS] == ["nDCG@10", "MRR@10", "Recall@100"]

@@ -296,10 +296,10 @@ def test_wrong_batches_are_one_line(model: SentenceTransformer) -> None:
     with pytest.raises(rt.DataError, match=r"2 text columns.* 3 positives; give columns in this order: anchor"):
         library.InfoNCELoss(model, num_positives=3)(features[:2], None)
     with pytest.raises(
-        rt.DataError, match=r"no label column, and RetrievalLoss reads a teacher's scores; give .* 4 scores"
+        rt.DataError, match=r"there is no label column, but RetrievalLoss needs a teacher's scores; give .* 4 scores"
     ):
         library.RetrievalLoss(model, "kl")(features, None)
-    with pytest.raises(rt.DataError, match=r"labels of shape \(6, 3\)"):
+    with pytest.raises(rt.DataError, match=r"the labels have shape \(6, 3\)"):
         library.RetrievalLoss(model, "kl")(features, torch.zeros(6, 3))
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
@@ -355,7 +355,9 @@ def test_graded_relevance_is_a_number_a_row_or_one_for_each_document(
     table[:, 0] = 1
     with_default = library.RetrievalLoss(model, loss)(features, table).item()
     assert with_default == pytest.approx(built(features, None).item(), rel=1e-6)
-    with pytest.raises(rt.DataError, match=r"labels of shape \(6, 3\), and .* graded relevance; give 4 numbers a row"):
+    with pytest.raises(
+        rt.DataError, match=r"the labels have shape \(6, 3\), and .* graded relevance; give 4 numbers a row"
+    ):
         built(features, table[:, :3])
     for outside in (-0.5, 3):
         with pytest.raises(rt.DataError, match=f"is {outside}, not within 0 and 1; divide the labels by the largest"):

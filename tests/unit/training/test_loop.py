@@ -57,7 +57,7 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
     columns = (np.repeat(column, 2) for column in (positives.sources, positives.ranks))
     several = Positives(positives.queries, 2 * positives.offsets, np.sort(documents, axis=1).reshape(-1), *columns)
     train_on = dataclasses.replace(
-        work.train, examples=dataclasses.replace(work.train.examples, positives=several, drawn=(several,))
+        work.train, examples=dataclasses.replace(work.train.examples, positives=several, sampled=(several,))
     )
     train(dataclasses.replace(work, train=train_on))
     first = train_on.batch(0, work.retriever, ALONE, work.loss.symmetric)

@@ -131,13 +131,13 @@ class Validations:
         rows = {
             dev_set.name: self._evaluate(retriever, dev_set, self._datasets[dev_set.name]) for dev_set in self._dev_sets
         }
-        metrics = {name: float(np.mean([row[name] for row in rows.values()])) for name in self._protocol.metrics}
-        metrics = {f"{DEV}{name}": value for name, value in metrics.items()}
+        means = {name: float(np.mean([row[name] for row in rows.values()])) for name in self._protocol.metrics}
+        metrics = {f"{DEV}{name}": value for name, value in means.items()}
         if len(rows) > 1:
             metrics |= {f"{DEV}{key}/{name}": value for key, row in rows.items() for name, value in row.items()}
         metrics = {name: value for name, value in metrics.items() if value == value}  # no negatives: the AUC is NaN
         best = self._config.training.best_metric
-        value = float("nan") if best == DEV_LOSS else metrics[read_best_metric(best)]
+        value = float("nan") if best == DEV_LOSS else means[read_best_metric(best)]
         record = Record(step, value, {**metrics, "evaluation_seconds": time.monotonic() - began})
         write_record(self._folder, record)
         return record

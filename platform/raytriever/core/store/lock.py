@@ -218,7 +218,8 @@ def claims() -> tuple[LockClaim, ...]:
 
 
 def push_changes(path: Path | str) -> None:
-    """Upload the changed files of a folder that this process has locked, if it is in a store; raises `StorageError`."""
+    """Upload the changed files of a folder that this process has locked, if the folder is in an object store. Raise
+    `StorageError` if that fails."""
     real = os.path.realpath(path)
     for lock in list(_held.values()):
         if lock.claim.has_lease and lock.claim.covers(real):

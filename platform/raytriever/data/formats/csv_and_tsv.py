@@ -140,10 +140,10 @@ def _lines(where: str, line_end: str, read: list[int]) -> Generator[str]:
 
 
 def _broken(where: str, line: int, what: str) -> DataError:
-    remedy = "close its quotation marks, or write them twice"
+    remedy = 'close the quotation mark, or write "" for one inside a field'
     if "new-line" in what:
         what, remedy = "a carriage return in a field", "enclose the field in quotation marks"
-    return DataError(f"is no CSV ({what})", f"{where} line {line}", remedy)
+    return DataError(f"cannot be read as CSV ({what})", f"{where} line {line}", remedy)
 
 
 def _header(lines: Sequence[str], separator: str) -> tuple[list[str], int]:

@@ -48,7 +48,8 @@ class FileBlock:
 @dataclass
 class Parsed:
     """Parsed block: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
-    `marks` has, for each good row, its number and the lengths of all columns of `records` after this row was added."""
+    `marks` has one entry for each good row: its number in the file, then the length of each column of `records` after
+    it."""
 
     records: Records
     bad: list[dict[str, Any]]

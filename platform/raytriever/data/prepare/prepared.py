@@ -223,7 +223,7 @@ def _side(
     rows = Rows.of(
         lengths, _first(files(f"{name}.live.npy"), lambda file: _positions(file, sum(lengths), "a row", "rows"))
     )
-    texts = [TextColumn([table[column].block(0) for table in tables], rows) for column in columns]
+    texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
     # A data set without documents has no shards. Then the column of tokens is empty, not missing.

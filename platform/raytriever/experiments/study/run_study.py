@@ -1,10 +1,10 @@
 """Run of a study: every variant with every seed, under the same evaluation, and the table that compares them.
 
 1. Check the output directory and the data sets before anything is written or trained. The directory holds one study,
-    whose name is in `study.json`. A variant is an ordinary run. It is refused if its directory has a run with other
-    settings.
+   whose name is in `study.json`. A variant is an ordinary run. It is refused if its directory has a run with other
+   settings.
 2. Train and evaluate all variants with the first seed, then with the next one, so that the table is complete early.
-    Finished variants are skipped. If the cluster has GPUs, as many variants run at the same time as fit on them.
+   Finished variants are skipped. If the cluster has GPUs, as many variants run at the same time as fit on them.
 3. Write table, figures and page. They depend only on the directories of the variants and the study file."""
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ class SideTexts:
         self._fits: bool | None = None  # whether the stored tokens fit the retriever; None before the first read
 
     def read(self, retriever: TextEncoder, rows: Sequence[int]) -> tuple[Sequence[Any], str | list[str]]:
-        """Return the contents of some rows and their prompt: one for all, or one for each row.
+        """Return the token ids or texts of some rows, and their prompt: one for all, or one for each row.
 
         Tokens of the data set are used if they were made with the tokenizer and the prompts of this retriever. Every
-        call must pass the same retriever, because this is checked only once."""
+        call must pass the same retriever: whether the stored tokens fit it is checked only at the first call."""
         prompts = self._prompts or retriever.prompts_of(self.name)
         texts, own = self._prompted(rows, prompts[self.side])
         if self._tokens is None or retriever.tokenizer is None:

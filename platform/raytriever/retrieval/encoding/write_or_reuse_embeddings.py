@@ -188,11 +188,11 @@ class EarlierEmbeddings:
     shards: Sequence[Path]  # paths of the earlier shards
 
     def count(self, number: int) -> int:
-        """Return the number of rows of a shard that earlier stores have."""
+        """Return how many rows of a shard are also in earlier stores."""
         return int((self._sources(number)[:, 0] >= 0).sum())
 
     def copy(self, number: int) -> StoredRows | None:
-        """Copy the rows of a shard that earlier stores have. Return None if they can no longer be read."""
+        """Copy those rows of a shard that are also in earlier stores. Return None if a store can no longer be read."""
         sources = self._sources(number)
         rows = np.flatnonzero(sources[:, 0] >= 0)
         shards, within = sources[rows].T

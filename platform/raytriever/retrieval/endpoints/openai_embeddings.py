@@ -347,5 +347,7 @@ def open_endpoint(config: ModelConfig) -> Endpoint:
     check_service(config)
     check_reading(config)
     if not config.model.removeprefix(OPENAI).strip():
-        raise ConfigError("has no name", setting("model", config.model), "give openai:NAME, as the service names it")
+        raise ConfigError(
+            "names no model", setting("model", config.model), "give openai:NAME with the service's name of a model"
+        )
     return Endpoint(config, read_service_key(config, warn))

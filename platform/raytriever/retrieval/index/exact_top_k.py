@@ -5,11 +5,11 @@ Scores are those of `index.pair_scores`, so the result has the same bytes for an
 threads and any device. The search goes through the blocks, with as many queries as the memory allows:
 
 1. A matrix product in float32 gives inexact scores, called quick scores. Each query keeps the documents with the
-    highest quick scores, a few more than k.
+   highest quick scores, a few more than k.
 2. At least k documents score no less than the k-th highest quick score minus its error. A document is excluded
    if its quick score plus its error is below this bound, or below the k-th exact score of the earlier blocks.
 3. The other kept documents are scored exactly and merged into the ranking. If the last kept document is not excluded,
-    some documents may be missing. Then the query is searched again with four times as many documents.
+   some documents may be missing. Then the query is searched again with four times as many documents.
 4. If a quarter of the block is kept, one product in float64 scores the whole block, which takes less time.
 
 For a query q and a document d of n components, the error of a quick score is at most g |q| |d| + t, in any order of

@@ -38,7 +38,8 @@ SAMPLE_SIZE = 1_000  # number of documents to examine, evenly spread over the co
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
 _UNSPACED = re.compile(f"[{UNSPACED}]+")
 _RUN = re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")  # a run of characters that become n-grams, or else a word
-# Runs without a space have 2 (Chinese) to 5 (Thai) characters in segmented texts, and 8 or more if they are clauses.
+# A run without spaces has 2 (Chinese) to 5 (Thai) characters on average if the text is segmented into words. If not, a
+# run is a whole clause, of 8 characters or more.
 _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
 # English, German, Indonesian and code have 6 to 13 characters per term, if the characters of stop words are included.
 _MOST_CHARACTERS = 30.0

@@ -4,8 +4,8 @@
    same text as one of these (`data.hashed_ids`); and the document with the query's own id, which BEIR also removes from
    rankings.
 2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
-    of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
-    in these an answer may begin inside a word.
+   of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
+   in these an answer may begin inside a word.
 3. Scores that are too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
 
 The verdict on a candidate is the first of `REASONS` that applies. So the counts of all verdicts add up to the number of

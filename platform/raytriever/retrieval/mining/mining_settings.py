@@ -94,7 +94,7 @@ class MiningConfig:
                 raise ConfigError(f"{name!r} is named twice", setting("method"), "name each method once")
         if self.range_min >= self.depth:
             what = f"{self.depth} is not above {setting('range_min')} {self.range_min}"
-            raise ConfigError(what, setting("range_max"), "give a higher rank")
+            raise ConfigError(what, setting("range_max"), "give a larger number")
         if self.num_negatives > self.depth - self.range_min:
             ranks = f"{self.depth - self.range_min} ranks ({self.range_min} to {self.depth - 1})"
             what = f"{self.num_negatives} negatives out of {ranks}"

@@ -2,8 +2,8 @@
 
 1. A block of documents becomes a `PostingsBlock`: for each of its terms (`bm25_analyzer`), the rows and frequencies.
 2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and joins the postings of each
-    term, in the order of the documents. The postings of a large corpus are memory-mapped in the cache. Processes
-    analyze its blocks and commit each one, so that a killed command continues after the last block.
+   term, in the order of the documents. The postings of a large corpus are memory-mapped in the cache. Processes
+   analyze its blocks and commit each one, so that a killed command continues after the last block.
 
 Weights are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's formula in
 float64, with the inverse document frequency and the weight rounded to float32."""

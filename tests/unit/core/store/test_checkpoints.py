@@ -211,7 +211,7 @@ def test_a_full_store_is_one_that_answers(
         for number in range(50):
             object_stores.write_object(path_of(uri) / str(number), bytes(1 << 20))
 
-    monkeypatch.setattr(object_stores, "_report", report)
+    monkeypatch.setattr(object_stores, "_log", report)
     (tmp_path / "store").mkdir()
     with object_store(tmp_path / "store", "-volume.max=1", "-master.volumeSizeLimitMB=1") as full:
         full.use(monkeypatch)

@@ -117,7 +117,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
         (b"query,passage\na,A\nb,B\n", "", "has 2 different queries, too few to divide into train, dev and test"),
         (b"query,passage\n", "", "has no rows; give rows below the header"),
         (b"query,passage\na,\xe9\n", "", "is no CSV file in UTF-8 (byte 0xe9 in line 2); save it again as UTF-8"),
-        (b'query,passage\n"a,A\n', "", "faq.csv line 2: is no CSV (unexpected end of data)"),
+        (b'query,passage\n"a,A\n', "", "faq.csv line 2: cannot be read as CSV (unexpected end of data)"),
         (b" \n", "", "the file is empty; give a header"),
     ],
 )
@@ -219,9 +219,12 @@ def test_headers_over_lines_and_separator_lines(tmp_path: Path) -> None:
     [
         (
             b"query,passage\na,first\rsecond\n",
-            "a.csv line 2: is no CSV (a carriage return in a field); enclose the field",
+            "a.csv line 2: cannot be read as CSV (a carriage return in a field); enclose the field",
         ),
-        (b'"query,passage\na,A\n', "a.csv line 1: is no CSV (its header has an open quotation mark); close its"),
+        (
+            b'"query,passage\na,A\n',
+            "a.csv line 1: cannot be read as CSV (its header has an open quotation mark); close the",
+        ),
         (b"\n\n", "a.csv: the file is empty"),
         (
             "query,passage\na,A\n".encode("utf-16"),

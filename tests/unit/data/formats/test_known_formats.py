@@ -163,7 +163,7 @@ VALUES = LIKELY | SCALARS | st.lists(LIKELY | SCALARS | PASSAGES, max_size=3) | 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
-    row = data.sample(st.dictionaries(st.sampled_from(fields), VALUES)) | data.sample(
+    row = data.draw(st.dictionaries(st.sampled_from(fields), VALUES)) | data.draw(
         st.fixed_dictionaries(dict.fromkeys(fields[:2], LIKELY)) | st.just({})
     )
     payload = json.dumps(row).replace("Infinity", "1e999").encode() + b"\n"

@@ -101,7 +101,7 @@ def test_bm25_is_evaluated_in_the_language_of_the_settings(file: Path) -> None:
 
 def test_one_split_is_evaluated_by_two_rules(file: Path) -> None:
     sets = "evaluated: {a b: letters, a_b: {dataset: letters, drop_own: false}}"
-    file.write_text(f"metrics: auc\n{sets}\nsettings: {{data: {{dataset: letters}}}}\narms: {{BM25: bm25}}\n")
+    file.write_text(f"metrics: auc\n{sets}\nsettings: {{data: {{dataset: letters}}}}\nvariants: {{BM25: bm25}}\n")
     [variant] = load_study(file).variants
     assert list(evaluated(variant, Path("out")).models["after"]) == ["a_b", "a_b-2"]
 
@@ -197,10 +197,10 @@ def test_variants_are_evaluated_on_data_sets_that_they_are_not_trained_on(file: 
 
 def test_published_figures_are_read(file: Path) -> None:
     (file.parent / "printed.csv").write_text("row,data_set,metric,value\nMW 2,Letters,auc,0.5\n")
-    file.write_text(FILE + "paper: figures.csv\n")
+    file.write_text(FILE + "paper: printed.csv\n")
     assert load_study(file).paper == {("MW 2", "Letters", "auc"): 0.5}
     (file.parent / "printed.csv").write_text("row,data_set,metric,value\nMW 2,Letters,auc,nan\n")
-    with pytest.raises(UserError, match=r"figures.csv: line 2 holds \['MW 2', 'Letters', 'auc', 'nan'\]; give the col"):
+    with pytest.raises(UserError, match=r"printed.csv: line 2 holds \['MW 2', 'Letters', 'auc', 'nan'\]; give the col"):
         load_study(file)
 
 

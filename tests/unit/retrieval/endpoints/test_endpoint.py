@@ -202,7 +202,7 @@ def test_a_text_that_is_too_long_is_cut(serve: Callable[..., Served], capsys: py
         ({}, {"base_url": "localhost:8000"}, "base_url: is not a valid address; give one such as http://localhost"),
         ({}, {"budget": 1.0}, "budget: needs the prices of tokens; give price_in, or budget_tokens"),
         ({}, {"pooling": "cls"}, "pooling: has no effect on openai:judge; leave it out: the service decides it"),
-        ({}, {"name": "openai:"}, "model openai:: has no name; give openai:NAME, as the service names it"),
+        ({}, {"name": "openai:"}, "model openai:: names no model; give openai:NAME with the service's name of a model"),
         ({}, {"name": "minilm"}, "base_url: has no effect with model minilm; leave it out, or give model openai:"),
     ],
 )
@@ -254,9 +254,9 @@ def test_a_function_and_a_library_model_are_measured(tiny_encoder: Path, letters
         (lambda texts, side: [1.0], "mine: returns float64 [1] for 1 texts; return numbers, an array [texts, comp"),
         (
             lambda texts, side: np.full((len(texts), 2), np.nan),
-            "mine: returns NaN or infinity for the text 'dimension'",
+            "mine: returns NaN or infinity for the text 'dim'",
         ),
-        (lambda texts, side: np.ones((len(texts), len(texts[0]))), "components, but returned 5 before; return one"),
+        (lambda texts, side: np.ones((len(texts), len(texts[0]))), "components, but returned 3 before; return one"),
     ],
 )
 def test_what_is_wrong_with_a_function_is_one_line(letters: Path, encode: Any, line: str) -> None:

@@ -2,7 +2,7 @@
 
 1. Check the space, every trial of a grid, the directory, data sets and models before anything is written.
 2. Prepare the data that all trials share (`shared_training_data`). Tune runs the trials (`ray_tuner`, `run_trial`).
-    Each is an ordinary run in its own directory, and only the driver records it (`trial_manager`).
+   Each is an ordinary run in its own directory, and only the driver records it (`trial_manager`).
 3. Evaluate the trial with the best dev metric, the untrained encoder and BM25, as at the end of a run.
 
 An interrupted sweep resumes when called again. Finished and stopped trials are kept, running ones resume from their

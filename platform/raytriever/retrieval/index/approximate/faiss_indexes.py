@@ -53,7 +53,7 @@ def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
 
 @dataclass(frozen=True)
 class FaissAnnIndex:
-    """ANN index with an index of FAISS. The index is created empty, and `add` appends rows."""
+    """ANN index that wraps a FAISS index. The FAISS index is created empty; `add` appends rows."""
 
     index: Any
 

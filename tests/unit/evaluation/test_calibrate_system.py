@@ -115,7 +115,7 @@ def test_a_promise_that_is_out_of_reach_names_what_decides_instead() -> None:
         "Few answers: 20 of 40 questions of dev and test are answered. Below 30, the precision is uncertain."
     ]
     _, after = rows_of_answers(some, some, ("f1", None), ("wrong_answers", 0.05))
-    assert after.notes == [out.notes[0].countition(" The threshold of f1")[0]]
+    assert after.notes == [out.notes[0].partition(" The threshold of f1")[0]]
     text = format_results(Results(thresholds=[f1]))
     assert "\nd, m, f1: threshold 0.9 (score), chosen and tested on the same questions\n" in text
 

@@ -356,7 +356,7 @@ def test_graded_relevance_is_a_number_a_row_or_one_for_each_document(
     with_default = library.RetrievalLoss(model, loss)(features, table).item()
     assert with_default == pytest.approx(built(features, None).item(), rel=1e-6)
     with pytest.raises(
-        rt.DataError, match=r"the labels have shape \(6, 3\), and .* graded relevance; give 4 numbers a row"
+        rt.DataError, match=r"the labels have shape \(6, 3\), but .* graded relevance; give 4 numbers a row"
     ):
         built(features, table[:, :3])
     for outside in (-0.5, 3):

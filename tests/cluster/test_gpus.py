@@ -28,7 +28,7 @@ from raytriever.cluster.train.train_worker import TrainingJob
 from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
 from raytriever.cluster.train.validate_checkpoint import open_dev_sets
 from raytriever.core.errors import ConfigError, UserError
-from raytriever.core.options import check_options
+from raytriever.core.setting_declarations import check_options
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hard_negatives import NegativesTable

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_losses import bce, labeled, query_scores, reference_loss
 
-from raytriever.core.options import Need, option
+from raytriever.core.setting_declarations import Need, option
 from raytriever.losses import score_matrix as panels
 from raytriever.losses.loss import BIAS_UNIT, Loss
 from raytriever.losses.loss_settings import LossConfig

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from raytriever.core.errors import disk_errors
-from raytriever.core.options import check_options
 from raytriever.core.paths import fetch_paths
 from raytriever.core.progress import activity
+from raytriever.core.setting_declarations import check_options
 from raytriever.core.store.commit import one_writer
 from raytriever.core.terminal import warn
 

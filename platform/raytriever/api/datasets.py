@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raytriever.api import tables_in_memory as tables
 from raytriever.api.calls import checked, public, working
 from raytriever.core.errors import ConfigError, DataError
-from raytriever.core.options import check_options
+from raytriever.core.setting_declarations import check_options
 from raytriever.core.terminal import warn
 from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import Files

@@ -18,12 +18,12 @@ from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import Model, ModelLike, Run, path_of, precision_of
 from raytriever.api.tables_in_memory import require_package
 from raytriever.core.errors import ConfigError
-from raytriever.core.options import check_changed
+from raytriever.core.setting_declarations import check_changed
 from raytriever.core.terminal import warn
 from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.system_names import SYSTEM, SystemTree, parse_system, replace_nodes, system_text
 from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
-from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig
+from raytriever.retrieval.external_encoders.endpoint_settings import EncoderConfig
 from raytriever.tracking.tracker_names import read_trackers
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
     from raytriever.evaluation.results import Results
-    from raytriever.retrieval.endpoints.encode_function import FunctionEncoder
+    from raytriever.retrieval.external_encoders.encode_function import FunctionEncoder
 
 EncodeFunction: TypeAlias = Callable[[list[str], str], Any]
 
@@ -287,7 +287,7 @@ def _evaluated(
     functions: list[FunctionEncoder],
 ) -> list[EvaluatedModel]:
     from raytriever.evaluation.requested_models import name_models
-    from raytriever.retrieval.endpoints.encode_function import function_encoder
+    from raytriever.retrieval.external_encoders.encode_function import function_encoder
 
     labeled = list(models.items()) if isinstance(models, Mapping) else [(None, model) for model in models]
     own: dict[str, SystemTree] = {}  # systems that a fusion can contain, by name

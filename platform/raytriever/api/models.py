@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raytriever.api.calls import checked, public, working
 from raytriever.core.errors import ConfigError, UserError
-from raytriever.core.options import without_effect
 from raytriever.core.paths import expanded
+from raytriever.core.setting_declarations import without_effect
 from raytriever.core.store.object_stores import copy_of
 from raytriever.core.terminal import warn
 from raytriever.evaluation.mteb.mteb_encoder import MtebEncoder
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prompts import read_prompts
-from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig, ServiceConfig, endpoint_needs
+from raytriever.retrieval.external_encoders.endpoint_settings import EncoderConfig, ServiceConfig, endpoint_needs
 from raytriever.training.training_settings import PRECISIONS
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from raytriever.api.calls import checked, public, working
 from raytriever.api.datasets import Dataset, data_settings
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
 from raytriever.core.errors import ConfigError
-from raytriever.core.options import check_changed, did_you_mean
 from raytriever.core.paths import DATASET
+from raytriever.core.setting_declarations import check_changed, did_you_mean
 from raytriever.core.terminal import warn
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
 

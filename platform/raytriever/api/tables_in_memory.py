@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.options import did_you_mean
 from raytriever.core.paths import FILE
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.object_stores import is_uri
 from raytriever.core.terminal import warn
 from raytriever.data.data_sources import Files, Row, Rows, json_value

@@ -22,8 +22,8 @@ from typing import Any, NoReturn, get_type_hints
 from raytriever.cli.suggestions import removed, suggest_for_flag
 from raytriever.core.errors import ConfigError, flag_of, setting
 from raytriever.core.masking import refuse_secrets
-from raytriever.core.options import read_option
 from raytriever.core.paths import PATH, PathKind
+from raytriever.core.setting_declarations import read_option
 from raytriever.core.store.lock import acquire
 from raytriever.core.terminal import show, warn
 from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME

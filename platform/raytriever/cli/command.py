@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from raytriever.cli.arguments import Argument, Parser, add_output, add_settings, lock_output
-from raytriever.core.options import Need, check_options, needs_of, without_effect
 from raytriever.core.paths import fetch_paths
+from raytriever.core.setting_declarations import Need, check_options, needs_of, without_effect
 from raytriever.core.terminal import show
 
 # Values of a command line: arguments by name, and checked settings by the name of their group.

@@ -17,13 +17,13 @@ from raytriever.cli.shared_arguments import (
     optional_path,
 )
 from raytriever.core.errors import ConfigError
-from raytriever.core.options import Need
 from raytriever.core.paths import DOCUMENTS, PATH
+from raytriever.core.setting_declarations import Need
 from raytriever.core.terminal import warn
 from raytriever.data.data_settings import DataConfig, ImportConfig, SplitConfig
 from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig, LlmConfig
 from raytriever.models.model_settings import READING, ModelConfig
-from raytriever.retrieval.endpoints.endpoint_settings import endpoint_needs
+from raytriever.retrieval.external_encoders.endpoint_settings import endpoint_needs
 from raytriever.retrieval.mining.mining_settings import MiningConfig, ScoreConfig
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")

@@ -11,8 +11,8 @@ from raytriever.cli.arguments import TRACKERS, Argument
 from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.shared_arguments import PRECISION
 from raytriever.core.errors import ConfigError
-from raytriever.core.options import Need
 from raytriever.core.paths import DATASET, PATH, UNANSWERABLE
+from raytriever.core.setting_declarations import Need
 from raytriever.core.terminal import warn
 from raytriever.data.data_settings import DataConfig
 from raytriever.evaluation.evaluation_settings import MTEB, EvaluationConfig
@@ -20,7 +20,7 @@ from raytriever.evaluation.system_names import SYSTEM
 from raytriever.experiments.report.comparison_request import check_comparison
 from raytriever.models.model_settings import ModelConfig
 from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
-from raytriever.retrieval.endpoints.endpoint_settings import ENCODER, EncoderConfig, endpoint_needs
+from raytriever.retrieval.external_encoders.endpoint_settings import ENCODER, EncoderConfig, endpoint_needs
 
 
 def check_evaluation(given: Given) -> None:

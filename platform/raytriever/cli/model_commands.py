@@ -9,15 +9,15 @@ from raytriever.cli.arguments import Argument, number
 from raytriever.cli.command import Command, Given, SettingsGroup
 from raytriever.cli.shared_arguments import DATA, EMBEDDINGS, MODEL, PRECISION, PRECISION_AND_SEED, optional_path
 from raytriever.core.errors import ConfigError
-from raytriever.core.options import Need
 from raytriever.core.paths import PATH
+from raytriever.core.setting_declarations import Need
 from raytriever.core.terminal import warn
 from raytriever.data.data_settings import DataConfig
 from raytriever.evaluation.system_names import SYSTEM, parse_system
 from raytriever.experiments.export.export_settings import ExportConfig
 from raytriever.models.model_settings import READING, ModelConfig
 from raytriever.retrieval.encoding.encoding_settings import EncodeConfig
-from raytriever.retrieval.endpoints.endpoint_settings import ENCODER, EncoderConfig, endpoint_needs
+from raytriever.retrieval.external_encoders.endpoint_settings import ENCODER, EncoderConfig, endpoint_needs
 from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 
 _TOP = Argument(

@@ -13,8 +13,8 @@ from raytriever.cli.arguments import Argument
 from raytriever.cli.command import Command, Given
 from raytriever.cli.suggestions import removed
 from raytriever.core.errors import ConfigError
-from raytriever.core.options import did_you_mean
 from raytriever.core.paths import PATH, runs_folder
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.cache import cache_folder, remove_entry
 from raytriever.core.store.capacity import UNITS, format_size
 from raytriever.core.store.lock import InUseError

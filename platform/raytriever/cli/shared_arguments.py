@@ -8,7 +8,7 @@ from raytriever.cli.arguments import Argument, quote_command
 from raytriever.cli.command import SettingsGroup
 from raytriever.core.paths import EMBEDDINGS as EMBEDDINGS_PATH
 from raytriever.data.data_settings import DataConfig
-from raytriever.retrieval.endpoints.endpoint_settings import ENCODER, EncoderConfig
+from raytriever.retrieval.external_encoders.endpoint_settings import ENCODER, EncoderConfig
 from raytriever.training.training_settings import TrainingConfig
 
 MODEL = SettingsGroup("model", EncoderConfig, "model, or the service of openai:NAME", *ENCODER)

@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from raytriever.core.errors import ConfigError, DataError, ModelError, UserError, setting
-from raytriever.core.options import did_you_mean
 from raytriever.core.reading.regular_files import irregular
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.commit import complete
 from raytriever.core.store.object_stores import address_of, copy_of, has_object, is_uri
 

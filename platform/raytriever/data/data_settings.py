@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from raytriever.core.errors import ConfigError, flag_of, setting
-from raytriever.core.options import option
 from raytriever.core.paths import DATASET, DATASETS, NEGATIVES, QUESTIONS, SCORES
+from raytriever.core.setting_declarations import option
 from raytriever.data.languages import AUTO, LANGUAGES
 
 

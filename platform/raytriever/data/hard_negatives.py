@@ -26,10 +26,10 @@ from jaxtyping import Float32, Int8, Int32, Int64
 from numpy import ndarray
 
 from raytriever.core.errors import DataError
-from raytriever.core.options import did_you_mean
 from raytriever.core.paths import NEGATIVES, PathKind
 from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.records_and_bad_rows import ORIGINS

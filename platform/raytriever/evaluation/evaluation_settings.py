@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.core.errors import ConfigError, flag_of, setting
-from raytriever.core.options import Need, did_you_mean, option
 from raytriever.core.paths import FOLDER
+from raytriever.core.setting_declarations import Need, did_you_mean, option
 
 # Repeated from `metrics.answer_confidence`, which imports NumPy and would slow `--help` down.
 CONFIDENCES = ("score", "entropy", "combined")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.options import did_you_mean
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.object_stores import address_of
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset

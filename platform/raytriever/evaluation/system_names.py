@@ -24,7 +24,7 @@ from raytriever.core.errors import ConfigError, setting
 from raytriever.core.paths import FOLDER, MODEL, RANKING, TEACHER, PathKind, expanded
 from raytriever.core.store.object_stores import address_of
 from raytriever.models.model_settings import ModelConfig
-from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig
+from raytriever.retrieval.external_encoders.endpoint_settings import EncoderConfig
 
 BM25, WEIGHTED = "bm25", ":weighted"
 VECTORS, RUN = "vectors:", "run:"

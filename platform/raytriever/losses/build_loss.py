@@ -9,7 +9,7 @@ from importlib import import_module
 import torch
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import check_options
+from raytriever.core.setting_declarations import check_options
 from raytriever.losses.batch_and_temperature import Candidates
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import Loss

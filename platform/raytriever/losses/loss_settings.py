@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import Need, check_changed, did_you_mean, option
 from raytriever.core.paths import MODEL
+from raytriever.core.setting_declarations import Need, check_changed, did_you_mean, option
 from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES, LOSSES, SCORE_LOSSES
 from raytriever.losses.user_loss_file import PATTERN, LossFile
 

@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from raytriever.core.errors import ConfigError, UserError, setting
-from raytriever.core.options import did_you_mean
 from raytriever.core.reading.regular_files import irregular
+from raytriever.core.setting_declarations import did_you_mean
 
 PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
 # Arguments that a user's function may have. Any other argument needs a default.

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.core.errors import ConfigError, ModelError, flag_of, setting
-from raytriever.core.options import check_options
 from raytriever.core.reading.json_and_yaml import conform
+from raytriever.core.setting_declarations import check_options
 from raytriever.models.directory.model_files import REMEDY, log_once
 from raytriever.models.directory.modules import (
     LIBRARY_FILE,

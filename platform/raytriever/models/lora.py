@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import did_you_mean
 from raytriever.core.paths import expanded
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.models.directory.hub_or_local import MINILM
 from raytriever.models.model_settings import ModelConfig
 

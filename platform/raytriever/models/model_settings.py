@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import did_you_mean, option
 from raytriever.core.paths import MODEL
+from raytriever.core.setting_declarations import did_you_mean, option
 from raytriever.models.prompts import read_prompts
 
 POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import check_changed
+from raytriever.core.setting_declarations import check_changed
 from raytriever.models.lora import add_adapters, share_frozen
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever

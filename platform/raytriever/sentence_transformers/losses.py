@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.utils import logging
 
 from raytriever.core.errors import ConfigError, DataError
-from raytriever.core.options import check_changed
+from raytriever.core.setting_declarations import check_changed
 from raytriever.losses.batch_and_temperature import RowRelevance
 from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE, current_workers

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import did_you_mean
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.tracker import TrackerClient
 

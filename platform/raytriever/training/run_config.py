@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from raytriever.core.errors import ConfigError, UserError, setting
-from raytriever.core.options import check_changed, check_options, did_you_mean, read_option
 from raytriever.core.paths import PathKind, fetch_paths
 from raytriever.core.reading.json_and_yaml import read_yaml
+from raytriever.core.setting_declarations import check_changed, check_options, did_you_mean, read_option
 from raytriever.core.store.commit import complete
 from raytriever.data.data_settings import DataConfig
 from raytriever.losses.loss_settings import LossConfig, check_loss

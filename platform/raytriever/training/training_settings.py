@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytriever.core.errors import ConfigError, flag_of, setting
-from raytriever.core.options import Need, check_changed, option
 from raytriever.core.paths import DEV_DATASETS
+from raytriever.core.setting_declarations import Need, check_changed, option
 from raytriever.data.data_settings import DataConfig
 from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.retrieval.mining.mining_settings import MiningConfig

@@ -168,7 +168,7 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
     ("stages", "expected"),
     [
         ("[]", "`stages:` holds []; give a list of stages, each with a `name:`"),
-        ("[a]", "stage 1 holds 'a'; give a `name:` and sections such as `loss:`"),
+        ("[a]", "stage 1 holds 'a'; give `name:` and sections such as `loss:`"),
         ("[{loss: {loss: mw}}]", "stage 1 has no name; give a `name:` of letters, digits"),
         ("[{name: a}, {name: ../b}]", "stage 2 has the invalid name '../b'; give a `name:`"),
         ("[{name: a}, {name: b}, {name: a}]", "two stages have the name 'a'; give each stage a different name"),

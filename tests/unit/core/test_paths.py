@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from raytriever.core.errors import ConfigError, DataError, ModelError, StorageError, disk_errors
-from raytriever.core.options import option
 from raytriever.core.paths import (
     DATASET,
     DATASETS,
@@ -23,6 +22,7 @@ from raytriever.core.paths import (
     fetch_paths,
     runs_folder,
 )
+from raytriever.core.setting_declarations import option
 from raytriever.evaluation.system_names import SYSTEM
 
 

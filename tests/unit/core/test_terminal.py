@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raytriever.retrieval.external_encoders.endpoint_settings import check_service
 
 from raytriever.cli.main import run
 from raytriever.cluster.ingest import deserialize_error, serialize_error
 from raytriever.core import masking
 from raytriever.core.errors import ConfigError, DataError, StorageError, UserError, flag_of, setting
 from raytriever.core.masking import masked, refuse_secrets
-from raytriever.core.options import check_options, did_you_mean, option
+from raytriever.core.setting_declarations import check_options, did_you_mean, option
 from raytriever.core.terminal import one_line, presentable, printable, show
 from raytriever.data.data_settings import DataConfig
 from raytriever.evaluation.annotation.annotation_settings import LlmConfig
-from raytriever.retrieval.endpoints.endpoint_settings import check_service
 from raytriever.training.run_config import Config, check_config
 
 HOSTILE = "\x1b]52;c;aGk=\x07 a\rb \x9b31m \u202egnp.exe \u2066x\u2069 \x00 \x7f \ud800 \U000e0041"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from raytriever.retrieval.external_encoders.endpoint_settings import EncoderConfig
 
 from raytriever.core.errors import UserError
 from raytriever.evaluation.requested_models import read_models
@@ -20,7 +21,6 @@ from raytriever.evaluation.system_names import (
     system_text,
 )
 from raytriever.models.model_settings import ModelConfig
-from raytriever.retrieval.endpoints.endpoint_settings import EncoderConfig
 
 
 def test_a_name_is_a_tree_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from raytriever.core.errors import DataError, setting
-from raytriever.core.options import did_you_mean
 from raytriever.core.reading.characters import plain_characters, remove_invisible
 from raytriever.core.reading.documents.sections import slug
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.data.documents.passage_chunking import Passage, passage_id
 from raytriever.data.formats.csv_and_tsv import TableFile
 from raytriever.data.formats.csv_tables import QUERY, Role, choose_columns, parse_columns

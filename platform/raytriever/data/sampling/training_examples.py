@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.options import did_you_mean
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.data.combine_datasets import starts_of
 from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_run_files
 from raytriever.data.hard_negatives import NegativesTable

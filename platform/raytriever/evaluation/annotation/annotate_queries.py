@@ -26,8 +26,8 @@ from raytriever.evaluation.annotation.chat_completions import Service
 from raytriever.evaluation.annotation.cost_estimate import estimate
 from raytriever.evaluation.annotation.llm_prompts import AnnotationPrompts, load_prompts
 from raytriever.models.model_settings import ModelConfig
-from raytriever.retrieval.endpoints.endpoint_settings import check_service, read_service_key
-from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
+from raytriever.retrieval.external_encoders.endpoint_settings import check_service, read_service_key
+from raytriever.retrieval.external_encoders.service_budget import BudgetReached, Spending, TokenCounts
 
 
 @dataclass(kw_only=True)

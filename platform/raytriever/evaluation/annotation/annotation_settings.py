@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.core.errors import ConfigError, flag_of, setting
-from raytriever.core.options import option
 from raytriever.core.paths import CANDIDATES, PROMPTS
-from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig
+from raytriever.core.setting_declarations import option
+from raytriever.retrieval.external_encoders.endpoint_settings import ServiceConfig
 
 BM25, DENSE = "bm25", "dense"
 

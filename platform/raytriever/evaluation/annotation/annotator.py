@@ -38,8 +38,8 @@ from raytriever.evaluation.annotation.llm_prompts import (
     number_reader,
     read_answer,
 )
-from raytriever.retrieval.endpoints.openai_client import RequestRefused, ServiceError
-from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts
+from raytriever.retrieval.external_encoders.openai_client import RequestRefused, ServiceError
+from raytriever.retrieval.external_encoders.service_budget import BudgetReached, Spending, TokenCounts
 
 T = TypeVar("T")
 _MIN_QUERIES = 20  # with fewer finished queries, the fraction of failures is too uncertain

@@ -17,7 +17,7 @@ from raytriever.core.errors import StorageError, disk_errors, setting
 from raytriever.core.reading.json_and_yaml import parse_json
 from raytriever.core.store.disk import fsync
 from raytriever.core.store.lock import acquire
-from raytriever.retrieval.endpoints.service_budget import TokenCounts, TokenEstimator
+from raytriever.retrieval.external_encoders.service_budget import TokenCounts, TokenEstimator
 
 FILE = "answers.jsonl"
 Entry = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 from raytriever.core.errors import setting
 from raytriever.evaluation.annotation.annotation_settings import LlmConfig
 from raytriever.evaluation.annotation.llm_prompts import Message
-from raytriever.retrieval.endpoints.endpoint_settings import CHAT
-from raytriever.retrieval.endpoints.openai_client import Client, TemporaryFailure
+from raytriever.retrieval.external_encoders.endpoint_settings import CHAT
+from raytriever.retrieval.external_encoders.openai_client import Client, TemporaryFailure
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from raytriever.evaluation.annotation.annotation_settings import LlmConfig
 from raytriever.evaluation.annotation.annotator import AnnotationQuery, Annotator, Counts, count_bytes
 from raytriever.evaluation.annotation.chat_completions import Reply
 from raytriever.evaluation.annotation.llm_prompts import ANSWER, FIELDS, LONGEST_ANSWER, RELEVANCE, Message
-from raytriever.retrieval.endpoints.service_budget import Spending, TokenCounts, TokenEstimator
+from raytriever.retrieval.external_encoders.service_budget import Spending, TokenCounts, TokenEstimator
 
 # Numbers of tokens that `likely` assumes: of a short paragraph, of a number with comma, of braces with a field name.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORMAT_TOKENS = 80, 2, 6

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from raytriever.core.errors import ConfigError, DataError, UserError, setting
-from raytriever.core.options import nearest
+from raytriever.core.setting_declarations import nearest
 from raytriever.core.store.commit import remove, write_atomically
 from raytriever.core.store.disk import check_writable
 from raytriever.evaluation.evaluation_settings import EvaluationConfig

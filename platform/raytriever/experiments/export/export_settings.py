@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from raytriever.core.options import option
 from raytriever.core.paths import EVALUATION
+from raytriever.core.setting_declarations import option
 
 FORMATS = ("onnx", "openvino")
 

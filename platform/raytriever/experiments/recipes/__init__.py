@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import did_you_mean
 from raytriever.core.paths import DATASET
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.data.data_settings import DataConfig
 from raytriever.experiments.recipes.auc_paper import minilm, xlmr_base, xlmr_large
 from raytriever.losses.loss_settings import LossConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.options import needs_of, without_effect
+from raytriever.core.setting_declarations import needs_of, without_effect
 from raytriever.experiments.run.run_directory import RunDirectory, recorded_settings
 from raytriever.training.run_config import (
     NAME,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.core.errors import ConfigError, UserError
-from raytriever.core.options import did_you_mean
 from raytriever.core.paths import fetch_paths
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name, unique_names
 from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
 from raytriever.evaluation.system_names import BM25, SYSTEM

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from raytriever.core.errors import ConfigError, flag_of, setting
-from raytriever.core.options import check_options, did_you_mean, option
 from raytriever.core.paths import SEARCH_SPACE
+from raytriever.core.setting_declarations import check_options, did_you_mean, option
 from raytriever.training.run_config import SECTIONS, from_dict, read_settings
 from raytriever.training.training_settings import MAY_CHANGE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.core.options import option
+from raytriever.core.setting_declarations import option
 
 
 def pool_size(value: Any) -> str:

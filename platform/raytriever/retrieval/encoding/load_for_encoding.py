@@ -20,7 +20,7 @@ from raytriever.models.encoder import check_precision
 from raytriever.models.inference import TextEncoder
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.retrieval.endpoints.encode_function import open_function
+from raytriever.retrieval.external_encoders.encode_function import open_function
 
 # Types of models whose int8 embeddings have been compared with those in fp32.
 INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
@@ -62,7 +62,7 @@ def load_for_encoding(
 
 
 def _endpoint(config: ModelConfig) -> TextEncoder:
-    from raytriever.retrieval.endpoints.openai_embeddings import (
+    from raytriever.retrieval.external_encoders.openai_embeddings import (
         open_endpoint,  # imported here, because other models need no HTTP client
     )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.core.errors import ConfigError, flag_of, setting
-from raytriever.core.options import Need, check_changed, did_you_mean, option
 from raytriever.core.paths import NEGATIVES, RANKING, TEACHER
+from raytriever.core.setting_declarations import Need, check_changed, did_you_mean, option
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 

@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from raytriever.cli.main import run
 from raytriever.core.errors import ConfigError, ModelError, StorageError
-from raytriever.core.options import check_options
+from raytriever.core.setting_declarations import check_options
 from raytriever.data.data_settings import DataConfig
 from raytriever.evaluation.results import Results
 from raytriever.experiments.export.export_model import export

@@ -24,8 +24,8 @@ from raytriever.cluster.ray_session import check_cluster, ray_session
 from raytriever.cluster.train.validate_checkpoint import DEV, dev_protocol
 from raytriever.core.errors import ConfigError, UserError, setting
 from raytriever.core.machine import usable_cores
-from raytriever.core.options import did_you_mean
 from raytriever.core.progress import activity
+from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.commit import MANIFEST, committed_directory, remove, write_atomically
 from raytriever.core.terminal import markdown_table
 from raytriever.evaluation.protocol import Protocol, metric_title

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.core.options import Need, option
+from raytriever.core.setting_declarations import Need, option
 
 INDEXES = ("flat", "ivf", "ivfpq", "hnsw", "vamana", "roargraph")
 GRAPHS = ("hnsw", "vamana", "roargraph")

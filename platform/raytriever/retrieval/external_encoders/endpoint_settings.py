@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from raytriever.core.errors import ConfigError, setting
 from raytriever.core.masking import mask_variable
-from raytriever.core.options import Need, option
 from raytriever.core.paths import OPENAI
+from raytriever.core.setting_declarations import Need, option
 from raytriever.models.model_settings import READING, ModelConfig
 
 # Paths of requests below the base address. The user may also pass a full address.

@@ -21,6 +21,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
+from raytriever.retrieval.external_encoders.embedding_requests import EmbeddingDialect, Vectors, read_vectors
+from raytriever.retrieval.external_encoders.encode_function import OutsideEncoder
+from raytriever.retrieval.external_encoders.endpoint_settings import (
+    EMBEDDINGS,
+    EncoderConfig,
+    check_reading,
+    check_service,
+    read_service_key,
+)
+from raytriever.retrieval.external_encoders.openai_client import Client, RequestRefused, ServiceError
+from raytriever.retrieval.external_encoders.paid_embeddings import PaidEmbeddings
+from raytriever.retrieval.external_encoders.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
 from raytriever.core.errors import ConfigError, StorageError, setting
 from raytriever.core.interruption import check_interrupted
@@ -31,18 +43,6 @@ from raytriever.data.hashed_ids import as_utf8, key_of
 from raytriever.models.description import Description
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.prompts import PromptTable, Side, fill_title
-from raytriever.retrieval.endpoints.embedding_requests import EmbeddingDialect, Vectors, read_vectors
-from raytriever.retrieval.endpoints.encode_function import OutsideEncoder
-from raytriever.retrieval.endpoints.endpoint_settings import (
-    EMBEDDINGS,
-    EncoderConfig,
-    check_reading,
-    check_service,
-    read_service_key,
-)
-from raytriever.retrieval.endpoints.openai_client import Client, RequestRefused, ServiceError
-from raytriever.retrieval.endpoints.paid_embeddings import PaidEmbeddings
-from raytriever.retrieval.endpoints.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
 # Largest batch. Services accept up to 2,048 texts, but a killed command loses all requests in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192

@@ -213,7 +213,7 @@ def test_what_is_wrong_is_one_line(
     line: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("raytriever.retrieval.endpoints.openai_client.FIRST_BOUND", 0.001)
+    monkeypatch.setattr("raytriever.retrieval.external_encoders.openai_client.FIRST_BOUND", 0.001)
     served = serve(**flags)
     name = settings.pop("name", "openai:judge")
     with pytest.raises(rt.UserError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from raytriever.retrieval.endpoints.endpoint_settings import ServiceConfig
+from raytriever.retrieval.external_encoders.endpoint_settings import ServiceConfig
 
 # Bytes of UTF-8 per token until a service has counted tokens. It is typical of English text and BPE vocabularies.
 BYTES_A_TOKEN = 4.0

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raytriever.retrieval.external_encoders.endpoint_settings import check_service
 
 from raytriever.cli.main import run
 from raytriever.cluster.ingest import deserialize_error, serialize_error
@@ -25,6 +24,7 @@ from raytriever.core.setting_declarations import check_options, did_you_mean, op
 from raytriever.core.terminal import one_line, presentable, printable, show
 from raytriever.data.data_settings import DataConfig
 from raytriever.evaluation.annotation.annotation_settings import LlmConfig
+from raytriever.retrieval.external_encoders.endpoint_settings import check_service
 from raytriever.training.run_config import Config, check_config
 
 HOSTILE = "\x1b]52;c;aGk=\x07 a\rb \x9b31m \u202egnp.exe \u2066x\u2069 \x00 \x7f \ud800 \U000e0041"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from raytriever.retrieval.external_encoders.endpoint_settings import EncoderConfig
 
 from raytriever.core.errors import UserError
 from raytriever.evaluation.requested_models import read_models
@@ -21,6 +20,7 @@ from raytriever.evaluation.system_names import (
     system_text,
 )
 from raytriever.models.model_settings import ModelConfig
+from raytriever.retrieval.external_encoders.endpoint_settings import EncoderConfig
 
 
 def test_a_name_is_a_tree_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
+
 from raytriever.retrieval.external_encoders.openai_client import ServiceError, TemporaryFailure
 
 

@@ -22,11 +22,11 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-from raytriever.retrieval.external_encoders.endpoint_settings import LOCAL, ServiceConfig
 
 from raytriever.core.errors import UserError, setting
 from raytriever.core.masking import HIDDEN, masked
 from raytriever.core.setting_declarations import did_you_mean
+from raytriever.retrieval.external_encoders.endpoint_settings import LOCAL, ServiceConfig
 
 T = TypeVar("T")
 

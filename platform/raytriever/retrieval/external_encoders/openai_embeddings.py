@@ -21,6 +21,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
+
+from raytriever.core.errors import ConfigError, StorageError, setting
+from raytriever.core.interruption import check_interrupted
+from raytriever.core.paths import OPENAI
+from raytriever.core.store.cache import cache_folder
+from raytriever.core.terminal import warn
+from raytriever.data.hashed_ids import as_utf8, key_of
+from raytriever.models.description import Description
+from raytriever.models.model_settings import ModelConfig
+from raytriever.models.prompts import PromptTable, Side, fill_title
 from raytriever.retrieval.external_encoders.embedding_requests import EmbeddingDialect, Vectors, read_vectors
 from raytriever.retrieval.external_encoders.encode_function import OutsideEncoder
 from raytriever.retrieval.external_encoders.endpoint_settings import (
@@ -33,16 +43,6 @@ from raytriever.retrieval.external_encoders.endpoint_settings import (
 from raytriever.retrieval.external_encoders.openai_client import Client, RequestRefused, ServiceError
 from raytriever.retrieval.external_encoders.paid_embeddings import PaidEmbeddings
 from raytriever.retrieval.external_encoders.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
-
-from raytriever.core.errors import ConfigError, StorageError, setting
-from raytriever.core.interruption import check_interrupted
-from raytriever.core.paths import OPENAI
-from raytriever.core.store.cache import cache_folder
-from raytriever.core.terminal import warn
-from raytriever.data.hashed_ids import as_utf8, key_of
-from raytriever.models.description import Description
-from raytriever.models.model_settings import ModelConfig
-from raytriever.models.prompts import PromptTable, Side, fill_title
 
 # Largest batch. Services accept up to 2,048 texts, but a killed command loses all requests in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raytriever.retrieval.external_encoders.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
 from raytriever.core.errors import StorageError
 from raytriever.evaluation.annotation.annotation_settings import AnnotationConfig, LlmConfig
@@ -26,6 +25,7 @@ from raytriever.evaluation.annotation.llm_prompts import (
     read_answer,
     read_numbers,
 )
+from raytriever.retrieval.external_encoders.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
 WOOD = AnnotationQuery("what is timber", [5, 3, 8, 9], ["timber burns", "iron", "timber is a long word", "steel"])
 NOTHING = AnnotationQuery("what is timber", [1, 2], ["iron", "steel"])

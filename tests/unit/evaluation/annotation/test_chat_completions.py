@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raytriever.retrieval.external_encoders.openai_client import RequestRefused, ServiceError
 
 from raytriever.cli.main import run
 from raytriever.evaluation.annotation.annotation_settings import LlmConfig
 from raytriever.evaluation.annotation.answer_log import AnswerLog
 from raytriever.evaluation.annotation.chat_completions import Reply, Service
 from raytriever.evaluation.annotation.llm_prompts import RELEVANCE, build_schema, load_prompts, read_numbers
+from raytriever.retrieval.external_encoders.openai_client import RequestRefused, ServiceError
 
 QUICK = LlmConfig(llm="judge", timeout=5.0, longest_wait=0.05)
 ASKED = load_prompts("").build_messages(RELEVANCE, "what is wood", ["wood is hard", "iron is harder"])

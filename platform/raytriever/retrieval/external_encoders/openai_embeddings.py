@@ -281,8 +281,8 @@ class Endpoint(OutsideEncoder):
             session.spending.settle(reserved, paid)
         if vectors is not None:
             session.spending.estimator.record(sum(sizes), paid.read)
-            fractions = np.diff(np.cumsum([0, *sizes]) * paid.read // max(1, sum(sizes))).tolist()
-            self._paid.put(keys, vectors.values, fractions, sizes)
+            tokens = np.diff(np.cumsum([0, *sizes]) * paid.read // max(1, sum(sizes))).tolist()
+            self._paid.put(keys, vectors.values, tokens, sizes)
             done(len(keys))
         elif len(keys) > 1:
             half = len(keys) // 2

@@ -118,7 +118,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/quickstart.py
 
 dashboards: $(VENV)/.runs
-	$(BIN)/python dashboards/describe.py
+	$(BIN)/python dashboards/panels.py
 	$(BIN)/python dashboards/watch.py
 
 # What every node of a cluster installs: the wheel, and the versions it was tested with (docs/how-to/start-a-cluster.md).

@@ -35,7 +35,7 @@ from object_store import object_store
 
 from raytriever.core.store import object_stores
 from raytriever.core.store.commit import complete
-from raytriever.core.store.remote_folders import UNFINISHED
+from raytriever.core.store.remote_folders import UNFINISHED, copy_of
 
 BUCKET = "s3://bucket"
 COMMANDS = {name: STAGES[name] for name in ("prepare", "encode", "evaluate")} | {
@@ -52,7 +52,7 @@ def copied(uri: str) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         os.environ[object_stores.COPIES] = folder
         try:
-            path = Path(object_stores.copy_of(uri))
+            path = Path(copy_of(uri))
             complete(path)
             yield path
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from object_store import ObjectStore
 
-from raytriever.core.store import object_stores
+from raytriever.core.store import object_stores, remote_folders
 from raytriever.core.store.commit import MANIFEST, complete, is_committed
 from raytriever.evaluation.results import Results
 
@@ -36,7 +36,7 @@ def outputs(
             assert "remote/s3" not in out + err
         assert uri in out
         monkeypatch.setenv(object_stores.COPIES, str(tmp_path / "another machine"))
-        copy = Path(object_stores.copy_of(uri))
+        copy = Path(remote_folders.copy_of(uri))
         complete(copy)
         for manifest in copy.rglob(MANIFEST):
             assert is_committed(manifest.parent)  # which fetches the shards of checkpoints too

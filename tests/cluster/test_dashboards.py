@@ -23,7 +23,7 @@ from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 sys.path.append(str(Path(__file__).parents[2] / "dashboards"))
 from processes import free_port
 
-import describe
+import panels
 import programs
 from raytriever.cluster import ingest
 from raytriever.data.prepare.prepare_dataset import Request
@@ -123,7 +123,7 @@ def metrics_of(expression: str) -> set[str]:
 
 
 def test_every_metric_that_is_named_was_scraped(watched: Asked) -> None:
-    curves = [curve for row in describe.ROWS for panel in row.panels for curve in panel.curves.values()]
+    curves = [curve for row in panels.ROWS for panel in row.panels for curve in panel.curves.values()]
     named = set().union(*(metrics_of(text) for text in [*curves, *(rule["expr"] for rule in RULES)]))
     assert len(named) > 50
     assert sorted(named - watched.names() - ON_GPUS) == []
@@ -137,7 +137,7 @@ def test_metrics_of_gpus_are_called_as_ray_calls_them() -> None:
 def test_every_curve_of_every_panel_drew_something(watched: Asked) -> None:
     empty = [
         f"{panel.title}: {legend}"
-        for row in describe.ROWS
+        for row in panels.ROWS
         for panel in row.panels
         for legend, curve in panel.curves.items()
         if not watched.series(curve.replace("$run", ".*")) and not metrics_of(curve) <= ON_GPUS

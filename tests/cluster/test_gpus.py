@@ -22,7 +22,7 @@ from raytriever.cluster import actor_pool
 from raytriever.cluster.actor_pool import ActorPool, PooledCorpus
 from raytriever.cluster.encode_on_cluster import choose_actor_pool
 from raytriever.cluster.evaluate_on_cluster import evaluate_once
-from raytriever.cluster.gpus_and_placement import count_gpus, count_slots, gpus_of_trial, spare_gpus
+from raytriever.cluster.gpus_and_placement import count_gpus, count_slots, gpus_each, resources_of_trial, spare_gpus
 from raytriever.cluster.train.job_actors import choose_pool
 from raytriever.cluster.train.train_worker import TrainingJob
 from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
@@ -38,7 +38,6 @@ from raytriever.evaluation.evaluate_split import evaluate
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset
 from raytriever.evaluation.requested_models import EvaluatedModel, EvaluationJob
 from raytriever.evaluation.systems import DenseSystem
-from raytriever.experiments.tuning.ray.ray_tuner import resources_of_trial
 from raytriever.experiments.tuning.ray.sweep import plan_sweep
 from raytriever.experiments.tuning.space import SearchConfig
 from raytriever.models.model_settings import ModelConfig
@@ -288,9 +287,9 @@ def meet(config: dict[str, Any]) -> None:
 
 def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
-    gpus = gpus_of_trial(0.25)
+    gpus = gpus_each("trial_gpus", 0.25)
     assert count_slots(1, gpus) == 4
-    assert count_slots(1, gpus_of_trial(None)) == count_slots(1, gpus_of_trial(0.6)) == 1
+    assert count_slots(1, gpus_each("trial_gpus", None)) == count_slots(1, gpus_each("trial_gpus", 0.6)) == 1
     (tmp_path / "trials").mkdir()
     results = tune.Tuner(
         tune.with_resources(meet, tune.PlacementGroupFactory([resources_of_trial(1, gpus)])),
@@ -315,7 +314,7 @@ def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
     ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
     try:
         with pytest.raises(ConfigError, match="trial_gpus: the cluster has no GPU"):
-            gpus_of_trial(0.5)
+            gpus_each("trial_gpus", 0.5)
     finally:
         ray.shutdown()
     several = override(Config(), {"training": {"num_workers": "2"}})

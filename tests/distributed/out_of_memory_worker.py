@@ -24,7 +24,7 @@ from raytriever.models.prompts import Side
 from raytriever.training import checkpoint_writer
 from raytriever.training.loop import train
 from raytriever.training.parallel import chunk_size
-from raytriever.training.parallel.gradient_caching import OutOfMemory
+from raytriever.training.parallel.out_of_memory import OutOfMemory
 
 
 def current_step() -> int:

@@ -16,8 +16,8 @@ import torch
 from runs import setup_of
 from tiny_models import embed
 
-from raytriever.core.store.object_stores import COPIES, copy_of
-from raytriever.core.store.remote_folders import pull
+from raytriever.core.store.object_stores import COPIES
+from raytriever.core.store.remote_folders import copy_of, pull
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig

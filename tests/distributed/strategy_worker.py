@@ -25,8 +25,8 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch_loader import Batch
 from raytriever.training.guide_encoder import Guide
 from raytriever.training.loop import build_strategy
-from raytriever.training.parallel.gradient_caching import Vote
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.out_of_memory import Vote
 from raytriever.training.parallel.strategies import Strategy, TrainingError, finite_or_refused
 from raytriever.training.training_settings import TrainingConfig
 

@@ -31,7 +31,8 @@ for _ in range(300):
 READ = """
 import sys
 from pathlib import Path
-from raytriever.core.store.object_stores import copy_of, read_object
+from raytriever.core.store.object_stores import read_object
+from raytriever.core.store.remote_folders import copy_of
 print(read_object(Path(copy_of(sys.argv[1]))).decode())
 """
 

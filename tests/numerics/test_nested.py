@@ -13,9 +13,9 @@ from reference_losses import reference_loss
 from torch import Tensor
 
 from raytriever.core.errors import ConfigError, LossInputError
-from raytriever.losses.loss import check_dims
 from raytriever.losses.loss_settings import LossConfig, read_dims
 from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES
+from raytriever.losses.nested_embeddings import check_dims
 
 DIMS = (6, 4, 1)
 every_loss = pytest.mark.parametrize("name", LOSS_NAMES)

@@ -21,7 +21,7 @@ from raytriever.models.prepare_for_training import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.training.batch_loader import Batches
-from raytriever.training.checkpoint import TrainerState
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.guide_encoder import Guide, GuideTexts
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_settings import TrainingConfig

@@ -10,7 +10,8 @@ from raytriever.core.store.commit import committed_directory
 from raytriever.models.checkpoint_model import Slice, write_settings
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever
-from raytriever.training.checkpoint import State, TrainerState, checkpoint_path, write_slices, write_state
+from raytriever.training.checkpoint import State, checkpoint_path, write_slices, write_state
+from raytriever.training.early_stopping import TrainerState
 
 
 def save_checkpoint(retriever: Retriever, model: ModelConfig, folder: Path, step: int, precision: str = "fp32") -> Path:

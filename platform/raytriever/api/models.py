@@ -14,7 +14,7 @@ from raytriever.api.calls import checked, public, working
 from raytriever.core.errors import ConfigError, UserError
 from raytriever.core.paths import expanded
 from raytriever.core.setting_declarations import without_effect
-from raytriever.core.store.object_stores import copy_of
+from raytriever.core.store.remote_folders import copy_of
 from raytriever.core.terminal import warn
 from raytriever.evaluation.mteb.mteb_encoder import MtebEncoder
 from raytriever.models.model_settings import ModelConfig

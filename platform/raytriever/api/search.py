@@ -12,8 +12,9 @@ from raytriever.api.datasets import Dataset, data_settings
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
 from raytriever.core.errors import ConfigError
 from raytriever.core.paths import DATASET
-from raytriever.core.setting_declarations import check_changed, did_you_mean
+from raytriever.core.setting_declarations import check_changed
 from raytriever.core.terminal import warn
+from raytriever.core.unknown_names import check_known
 from raytriever.retrieval.index.approximate.index_settings import INDEXES, IndexConfig
 
 if TYPE_CHECKING:
@@ -150,12 +151,10 @@ def _approximate(
     calibration: Path | None,
     settings: Any,
 ) -> Index:
-    if kind not in INDEXES:
-        raise ConfigError(f"unknown kind {kind!r}", "kind", did_you_mean(kind, ("exact", *INDEXES)))
+    check_known("kind", kind, INDEXES, "kind", "exact")
     names = [name for name in vars(IndexConfig()) if name != "index"]
     for name in settings:
-        if name not in names:
-            raise ConfigError(f"unknown setting {name!r}", "build_index", did_you_mean(name, names))
+        check_known("setting", name, names, "build_index")
     if output is None:
         raise ConfigError("an approximate index needs a directory", "output", "give output='indexes/mine'")
     config = checked(IndexConfig(index=kind, **settings))

@@ -15,9 +15,9 @@ from typing import Any
 
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.paths import FILE
-from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.object_stores import is_uri
 from raytriever.core.terminal import warn
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.data_sources import Files, Row, Rows, json_value
 from raytriever.data.formats.beir import UNANSWERABLE
 from raytriever.data.formats.csv_and_tsv import TableFile

@@ -14,11 +14,11 @@ from raytriever.cli.command import Command, Given
 from raytriever.cli.suggestions import removed
 from raytriever.core.errors import ConfigError
 from raytriever.core.paths import PATH, runs_folder
-from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.cache import cache_folder, remove_entry
 from raytriever.core.store.capacity import UNITS, format_size
 from raytriever.core.store.lock import InUseError
 from raytriever.core.terminal import text_table, warn
+from raytriever.core.unknown_names import check_known
 from raytriever.experiments.operation.cache_inventory import CacheEntry, cache_entries, entries_to_prune, format_time
 from raytriever.experiments.operation.doctor import ERROR, WARNING, examine
 from raytriever.experiments.operation.run_inventory import (
@@ -38,7 +38,7 @@ def list_or_clean(given: Given) -> Iterator[str]:
     if given.action not in RUN_ACTIONS:
         if instead := removed(f"runs {given.action}"):
             raise ConfigError(f"'runs {given.action}' was removed", remedy=instead)
-        raise ConfigError(f"unknown action {given.action!r}", remedy=did_you_mean(given.action, RUN_ACTIONS))
+        check_known("action", given.action, RUN_ACTIONS)
     if given.action != "clean" and (given.finished or given.interrupted or given.yes):
         what = "only `runs clean` has --finished, --interrupted and --yes"
         raise ConfigError(what, remedy=f"leave them out of `runs {given.action}`")
@@ -108,8 +108,7 @@ RUNS = Command(
 
 def list_or_prune(given: Given) -> Iterator[str]:
     """List or prune the entries of the cache."""
-    if given.action not in CACHE_ACTIONS:
-        raise ConfigError(f"unknown action {given.action!r}", remedy=did_you_mean(given.action, CACHE_ACTIONS))
+    check_known("action", given.action, CACHE_ACTIONS)
     limits = {"--max-size": given.max_size, "--max-age": given.max_age}
     flags = [flag for flag, value in limits.items() if value is not None]
     if given.action == "prune" and not flags:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 
 # Our flag -> its names in other trainers, libraries and benchmarks. The first match that the command has is suggested.
 _FLAGS = {

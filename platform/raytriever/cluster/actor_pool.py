@@ -29,7 +29,7 @@ from numpy import ndarray
 from ray.data import ActorPoolStrategy
 from ray.exceptions import RayActorError
 
-from raytriever.cluster.gpus_and_placement import SPREAD, count_nodes
+from raytriever.cluster.gpus_and_placement import actor_options, count_nodes
 from raytriever.cluster.ingest import deserialize_error, quiet_data_context, serialize_error
 from raytriever.cluster.ray_session import DriverContext, result_or_error
 from raytriever.core.errors import ConfigError, UserError
@@ -80,7 +80,7 @@ class ActorPool:
     @property
     def options(self) -> dict[str, Any]:
         """Ray's options for each actor."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus, **({} if self.cpus or self.gpus else SPREAD)}
+        return actor_options(self.cpus, self.gpus)
 
     def encode(self, encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
         """Encode shards; see `encoding.embed_corpus.Runner`.

@@ -13,7 +13,7 @@ import torch
 
 from raytriever.cluster.actor_pool import ActorPool
 from raytriever.cluster.gauges import Gauges, with_encoding_gauges
-from raytriever.cluster.gpus_and_placement import count_gpus
+from raytriever.cluster.gpus_and_placement import gpus_each
 from raytriever.cluster.ingest import choose_runner
 from raytriever.cluster.ray_session import ray_session
 from raytriever.core.errors import ConfigError, setting
@@ -94,12 +94,8 @@ def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
     """Return the requested pool, by default as large as the cluster allows. Return None without a Ray session."""
     if not ray.is_initialized():
         return None
-    if config.actor_gpus and not count_gpus():  # Ray would wait for a GPU without a message
-        remedy = "omit it to use CPUs, or add a node with a GPU"
-        raise ConfigError("the cluster has no GPU", setting("actor_gpus"), remedy)
-    gpus = config.actor_gpus
-    if gpus is None:
-        gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
+    # By default, GPUs that the autoscaler could add are not waited for.
+    gpus = gpus_each("actor_gpus", config.actor_gpus, 1.0 if ray.cluster_resources().get("GPU") else 0.0)
     pool = ActorPool(1, 1, config.actor_cpus, gpus)
     fewest, colon, most = (config.actors or f"1:{max(1, pool.fits)}").partition(":")
     pool = replace(pool, fewest=int(fewest), most=int(most if colon else fewest))

@@ -1,4 +1,7 @@
-"""Numbers of nodes, GPUs and free slots of the cluster, and the GPUs that a process may see."""
+"""GPUs and placement of all workers, actors and tasks: how many GPUs each gets, and on which nodes it runs.
+
+Training workers and trials get a whole GPU or `--trial-gpus` each, and actors that encode get `--actor-gpus`. Evaluator
+and miner get a GPU that training leaves (`spare_gpus`). Where the cluster has no GPU, all compute on CPUs."""
 
 from __future__ import annotations
 
@@ -11,10 +14,33 @@ import ray
 from raytriever.cluster.ray_private import expected_gpus, free_resources, is_worker
 from raytriever.core.errors import ConfigError, setting
 
-# Options of actors that need no CPU but should run on different nodes. Ray sends an actor that needs no resource to a
+# Placement of actors that need no CPU but should run on different nodes. Ray sends an actor that needs no resource to a
 # random node, without regard to the others. So half of all pairs of actors on two nodes would share a node. A byte of
 # memory is enough as a resource.
 SPREAD: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
+
+
+def actor_options(cpus: int, gpus: float) -> dict[str, Any]:
+    """Return Ray's options for an actor. Without CPUs and GPUs of its own, it is placed by `SPREAD`."""
+    return {"num_cpus": cpus, "num_gpus": gpus, **({} if cpus or gpus else SPREAD)}
+
+
+def task_options(gpus: float) -> dict[str, Any]:
+    """Return Ray's options for a task with one CPU. `DEFAULT` keeps it out of a placement group of the caller, which
+    may have no resources left."""
+    return {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "DEFAULT"}
+
+
+def worker_resources(gpus: float) -> dict[str, float] | None:
+    """Return the resources of each training worker; None, for Ray's default, on a cluster without GPUs."""
+    return {"CPU": 1, "GPU": gpus} if count_gpus() else None
+
+
+def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:
+    """Return the resources of a trial's own process. It needs none if its workers reserve their own."""
+    if workers > 1:
+        return {"node:__internal_head__": 0.001}
+    return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
 def hide_unreserved_gpus() -> None:
@@ -36,13 +62,14 @@ def count_gpus() -> int:
     return int(max(ray.cluster_resources().get("GPU", 0), expected_gpus()))
 
 
-def gpus_of_trial(trial_gpus: float | None) -> float:
-    """Return the number of GPUs for each worker of a trial or of a variant of a study; 0 on a cluster without GPUs."""
-    if trial_gpus is None:
-        return 1.0 if count_gpus() else 0.0
-    if not count_gpus():
-        raise ConfigError("the cluster has no GPU", setting("trial_gpus"), "omit it, or add GPUs")
-    return trial_gpus
+def gpus_each(name: str, given: float | None, default: float | None = None) -> float:
+    """Return the number of GPUs of each process, as `given` by the setting `name`. If it is None, return the default,
+    or else 1 if the cluster has or could add GPUs, and 0 otherwise. Raise `ConfigError` if it has none to give."""
+    if given is None:
+        return float(count_gpus() > 0) if default is None else default
+    if given and not count_gpus():  # Ray would wait for a GPU without a message
+        raise ConfigError("the cluster has no GPU", setting(name), "omit it to use CPUs, or add a node with a GPU")
+    return given
 
 
 def count_slots(workers: int, gpus: float) -> int:

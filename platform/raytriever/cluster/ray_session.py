@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import AuthenticationError
 from ray.job_config import JobConfig
 
-from raytriever.cluster.gpus_and_placement import count_gpus, hide_unreserved_gpus
+from raytriever.cluster.gpus_and_placement import count_gpus, hide_unreserved_gpus, task_options
 from raytriever.cluster.ray_private import head_address, kill_at_shutdown
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.core.errors import ConfigError, UserError
@@ -125,8 +125,7 @@ def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1
     if ray.is_initialized() or torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
         with ray_session(num_workers=1):
             if count_gpus():
-                # `DEFAULT` keeps the task out of a placement group of the caller.
-                task = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy="DEFAULT")(_run_in_task)
+                task = ray.remote(**task_options(gpus))(_run_in_task)
                 reference = task.remote(remote, DriverContext())
                 while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
                     check_interrupted()  # only the main thread gets a KeyboardInterrupt by itself

@@ -17,9 +17,10 @@ from urllib.parse import unquote
 
 from raytriever.core.errors import ConfigError, DataError, ModelError, UserError, setting
 from raytriever.core.reading.regular_files import irregular
-from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.commit import complete
-from raytriever.core.store.object_stores import address_of, copy_of, has_object, is_uri
+from raytriever.core.store.object_stores import address_of, is_uri
+from raytriever.core.store.remote_folders import copy_of, has_object
+from raytriever.core.unknown_names import did_you_mean
 
 _LOCAL = "file://"
 # Prefixes of the names of encoders without files: services with OpenAI's interface, and functions of a program.

@@ -8,11 +8,11 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from raytriever.core.errors import ConfigError, setting
 from raytriever.core.masking import refuse_secrets
+from raytriever.core.unknown_names import did_you_mean
 
 
 class Need:
@@ -78,27 +78,9 @@ def option(
         Need(need) if isinstance(need, str) else need for need in (needs if isinstance(needs, tuple) else (needs,))
     ]
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "pattern": pattern, "minimum": minimum}
-    metadata |= {
-        "above": above,
-        "maximum": maximum,
-        "reads": reads,
-        "metavar": metavar,
-        "needs": tuple(needed),
-        "flag": flag,
-    }
+    metadata |= {"above": above, "maximum": maximum, "reads": reads, "metavar": metavar}
+    metadata |= {"needs": tuple(needed), "flag": flag}
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
-    """Return a hint: `did you mean 'mw'?` if a known name is similar, otherwise the list of known names."""
-    names = sorted(choices)
-    close = nearest(wrong, names)
-    return f"did you mean {close!r}?" if close is not None else f"choose from {', '.join(names)}"
-
-
-def nearest(wrong: str, names: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to a wrong one; None if none is similar."""
-    return next(iter(get_close_matches(wrong, list(names), n=1, cutoff=0.5)), None)
 
 
 def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:

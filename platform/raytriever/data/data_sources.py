@@ -28,7 +28,8 @@ from raytriever.core.paths import DATASET, expanded
 from raytriever.core.reading.regular_files import check_regular, open_regular
 from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import committed_directory
-from raytriever.core.store.object_stores import LOCAL, SCHEMES, PatientFile, is_uri, open_file_system
+from raytriever.core.store.object_stores import LOCAL, PatientFile, is_uri, open_file_system
+from raytriever.core.store.remote_folders import SCHEMES
 from raytriever.core.store.unfinished_pieces import make_once
 
 _PATTERN = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")

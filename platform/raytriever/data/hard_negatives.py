@@ -29,8 +29,8 @@ from raytriever.core.errors import DataError
 from raytriever.core.paths import NEGATIVES, PathKind
 from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
-from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.commit import committed_directory, read_manifest
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.records_and_bad_rows import ORIGINS
 

@@ -53,12 +53,7 @@ from raytriever.metrics.answer_threshold import (
 )
 from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.metric_inputs import MetricInputError
-from raytriever.metrics.pair_threshold import (
-    PairsAchieved,
-    achieve_pairs,
-    choose_pair_threshold,
-    ranked_relevance,
-)
+from raytriever.metrics.pair_threshold import PairsAchieved, achieve_pairs, choose_pair_threshold, ranked_relevance
 from raytriever.metrics.passage_threshold import KEPT, PassagesKept
 from raytriever.metrics.score_to_probability import CalibrationError, calibration_error_of_scores
 from raytriever.metrics.selective_retrieval import (

@@ -22,7 +22,7 @@ from raytriever.core.progress import activity
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.store.disk import check_writable
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.dataset_statistics import MOST_SHARED, overlaps
+from raytriever.data.split_overlap import MOST_SHARED, overlaps
 from raytriever.evaluation.answer_decisions import ModelDecision
 from raytriever.evaluation.dataset_evaluation import DatasetEvaluation
 from raytriever.evaluation.evaluated_datasets import distinct_names

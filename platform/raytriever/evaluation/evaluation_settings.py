@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from raytriever.core.errors import ConfigError, flag_of, setting
 from raytriever.core.paths import FOLDER
-from raytriever.core.setting_declarations import Need, did_you_mean, option
+from raytriever.core.setting_declarations import Need, option
+from raytriever.core.unknown_names import did_you_mean
 
 # Repeated from `metrics.answer_confidence`, which imports NumPy and would slow `--help` down.
 CONFIDENCES = ("score", "entropy", "combined")

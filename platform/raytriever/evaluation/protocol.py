@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int64
 from numpy import ndarray
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
 from raytriever.metrics.answer_threshold import CONFORMAL, AnswerTarget
 from raytriever.metrics.metric_inputs import MetricInputError

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.object_stores import address_of
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.prepare.prepare_dataset import in_processes

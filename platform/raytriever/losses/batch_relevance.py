@@ -75,11 +75,8 @@ def find_relevance(
     columns = distinct.columns(ids.positives)
     missing = (columns == PAD) & (ids.positives != PAD)
     if missing.any():
-        raise LossInputError(
-            f"document {ids.positives[missing][0]} is a positive but not among the passages",
-            "positives",
-            "add it to the passages of the batch",
-        )
+        what = f"document {ids.positives[missing][0]} is a positive but not among the passages"
+        raise LossInputError(what, "positives", "add it to the passages of the batch")
     rows, slots = np.nonzero(columns != PAD)
     pairs = _Pairs(
         np.concatenate([rows, ids.known_rows]),

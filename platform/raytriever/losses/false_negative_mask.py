@@ -45,10 +45,7 @@ class GuideEmbeddings:
 
 @torch.no_grad()
 def mask_false_negatives(
-    relevance: RowRelevance,
-    guide: GuideEmbeddings,
-    margin: float,
-    workers: WorkerGroup,
+    relevance: RowRelevance, guide: GuideEmbeddings, margin: float, workers: WorkerGroup
 ) -> tuple[RowRelevance, dict[str, Tensor]]:
     """Remove likely false negatives from the relevance, with the margin m. Also return two fractions to log.
 
@@ -95,11 +92,8 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
     is_spoilt = ~(torch.isfinite(batch.queries).all() & torch.isfinite(batch.embeddings).all())
     masked, spoilt = workers.all_reduce(torch.stack([new.sum(), is_spoilt.to(new)])).tolist()
     if spoilt:
-        raise LossInputError(
-            "embeddings of the guide hold NaN or infinity",
-            setting("guide"),
-            f"check the guide's files, or give {setting('precision')} fp32",
-        )
+        what = "embeddings of the guide hold NaN or infinity"
+        raise LossInputError(what, setting("guide"), f"check the guide's files, or give {setting('precision')} fp32")
     left: Any = {name: _without_masked(group, torch.cat(in_group[name])) for name, group in groups.items()}
     result = replace(
         relevance,

@@ -1,15 +1,7 @@
 """Loss module of training.
 
 It checks the embeddings, gathers the passages of all workers, and computes the loss and the metrics to log. On request
-it adds the losses of truncated embeddings (Matryoshka) and the distribution regularizer.
-
-Nested embeddings: the first components of an embedding can be searched on their own (Kusupati et al., 2022, Eq. 1).
-
-    L = sum over m in M of L_m,   where L_m is the loss of the first m components.
-
-All dimensions m have the same weight (arXiv:2205.13147, with c_m = 1), and M always includes the full dimension. The
-candidates are gathered once in full and truncated afterwards. If the model compares by cosine, truncated embeddings are
-normalized again, differentiably, because search normalizes them too.
+it adds the losses of nested embeddings (`nested_embeddings`) and the distribution regularizer.
 
 The distribution regularizer keeps queries near the documents (out-of-distribution paper, Eq. 3).
 
@@ -27,13 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from raytriever.core.errors import ConfigError, LossInputError, setting
+from raytriever.core.errors import LossInputError
 from raytriever.losses.batch_and_temperature import Candidates, RowRelevance, check_batch
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.false_negative_mask import GuideEmbeddings, mask_false_negatives
 from raytriever.losses.loss_settings import LossConfig
+from raytriever.losses.nested_embeddings import check_dims, narrow_candidates
 from raytriever.losses.score_matrix import ScoreLoss
 
 # Upper bound of the length of a normalized embedding. Rounding to bf16 can lengthen it twice: when it is normalized and
@@ -62,12 +54,7 @@ class Loss(nn.Module):
         unit_length: True if embeddings have length one. Then truncated embeddings are normalized again.
     """
 
-    def __init__(
-        self,
-        config: LossConfig,
-        scores: ScoreLoss,
-        unit_length: bool = False,
-    ) -> None:
+    def __init__(self, config: LossConfig, scores: ScoreLoss, unit_length: bool = False) -> None:
         super().__init__()
         self.config = config
         self.unit_length = unit_length
@@ -220,36 +207,11 @@ def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
     return LossInputError(where, remedy="check whether the encoder has diverged, or whether half precision overflows")
 
 
-# ---------------------------------------------------------------------------------------------------- nested embeddings
-
-
-def check_dims(dims: tuple[int, ...], whole: int) -> None:
-    """Raise `ConfigError` if a nested dimension exceeds the full dimension. The largest of `dims` is the first."""
-    if dims and dims[0] > whole:
-        raise ConfigError(
-            f"asks for {dims[0]} components, but embeddings have {whole}",
-            setting("matryoshka_dims"),
-            f"give at most {whole}",
-        )
-
-
-def narrow_candidates(batch: Candidates, dim: int, unit_length: bool) -> Candidates:
-    """Truncate the embeddings of a batch to their first `dim` components, differentiably."""
-    queries, embeddings = (
-        functional.normalize(x[:, :dim], dim=-1) if unit_length else x[:, :dim].contiguous()
-        for x in (batch.queries, batch.embeddings)
-    )
-    return replace(batch, queries=queries, embeddings=embeddings)
-
-
 # ---------------------------------------------------------------------------------------------------------- regularizer
 
 
 def distribution_distance(
-    queries: Float[Tensor, "queries dim"],
-    candidates: Float[Tensor, "candidates dim"],
-    rows: int,
-    workers: WorkerGroup,
+    queries: Float[Tensor, "queries dim"], candidates: Float[Tensor, "candidates dim"], rows: int, workers: WorkerGroup
 ) -> Float[Tensor, ""]:
     """Compute the mean squared distance between the queries and the candidates of the global batch."""
     center = candidates.mean(0)

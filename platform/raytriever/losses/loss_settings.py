@@ -11,7 +11,8 @@ from typing import Any
 
 from raytriever.core.errors import ConfigError, setting
 from raytriever.core.paths import MODEL
-from raytriever.core.setting_declarations import Need, check_changed, did_you_mean, option
+from raytriever.core.setting_declarations import Need, check_changed, option
+from raytriever.core.unknown_names import check_known
 from raytriever.losses.named_losses import DISTILLATION_LOSSES, LOSS_NAMES, LOSSES, SCORE_LOSSES
 from raytriever.losses.user_loss_file import PATTERN, LossFile
 
@@ -203,10 +204,8 @@ class LossConfig:
 def check_loss(config: LossConfig) -> None:
     """Raise `ConfigError` for an unknown loss, a setting that the chosen loss does not use, or an unusable file."""
     for term, title in zip(config.terms, config.titles, strict=True):
-        if LossFile.parse(term) is None and term not in LOSS_NAMES:
-            raise ConfigError(
-                f"unknown loss {term!r} in {config.loss!r}", setting("loss"), did_you_mean(term, LOSS_NAMES)
-            )
+        if LossFile.parse(term) is None:
+            check_known("loss", term, LOSS_NAMES, setting("loss"))
         if config.titles.count(title) > 1:
             raise ConfigError(f"{config.loss!r} has {title!r} twice", setting("loss"), "give each loss once")
     if config.loss_weights is not None:

@@ -44,11 +44,8 @@ def load_own_loss(own: LossFile) -> ScoreLoss:
     if arguments == SETTINGS:
         return by_row(_row_loss_of(value, own))
     if not arguments:
-        raise ConfigError(
-            f"is {type(value).__name__}",
-            setting("loss", f"{own.file}:{own.name}"),
-            "give a function of the file, or a RowLoss",
-        )
+        what = f"is {type(value).__name__}"
+        raise ConfigError(what, setting("loss", f"{own.file}:{own.name}"), "give a function of the file, or a RowLoss")
     return of_scores(value, own, arguments)
 
 
@@ -76,21 +73,14 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
             value = function(**given)
         if not isinstance(value, Tensor) or value.shape:
             returned = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(
-                f"returns {returned}",
-                setting("loss", f"{own.file}:{own.name}"),
-                "return a scalar tensor, such as a mean",
-            )
+            what = f"returns {returned}"
+            raise ConfigError(what, setting("loss", f"{own.file}:{own.name}"), "return a scalar tensor, such as a mean")
         return PartialLoss(value.to(batch.queries.dtype) / workers.size, {})
 
     return reduce
 
 
-def _arguments(
-    batch: Candidates,
-    workers: WorkerGroup,
-    names: tuple[str, ...],
-) -> dict[str, Tensor]:
+def _arguments(batch: Candidates, workers: WorkerGroup, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Return the arguments that a user's function asks for, computed from the global batch.
 
     All workers call this function, and get the same values."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from raytriever.core.errors import ConfigError, UserError, setting
 from raytriever.core.reading.regular_files import irregular
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 
 PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
 # Arguments that a user's function may have. Any other argument needs a default.
@@ -62,11 +62,8 @@ class LossFile:
             text = content.decode("utf-8-sig")
         except OSError as error:
             reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-            raise ConfigError(
-                f"{reason} on {socket.gethostname()}",
-                setting("loss", self.file),
-                "give FILE.py:NAME of an existing file",
-            ) from error
+            what = f"{reason} on {socket.gethostname()}"
+            raise ConfigError(what, setting("loss", self.file), "give FILE.py:NAME of an existing file") from error
         except UnicodeDecodeError as error:
             raise ConfigError("is not UTF-8", setting("loss", self.file), "save it as UTF-8") from error
         if self.digest and _digest(text) != self.digest:
@@ -106,11 +103,8 @@ class LossFile:
         if required == SETTINGS:
             return required
         if unknown := [name for name in required if name not in ARGUMENTS]:
-            raise ConfigError(
-                f"has the argument {', '.join(unknown)}, which raytriever does not pass to a loss",
-                where,
-                f"use only {', '.join(ARGUMENTS)}, or give the argument a default",
-            )
+            what = f"has the argument {', '.join(unknown)}, which raytriever does not pass to a loss"
+            raise ConfigError(what, where, f"use only {', '.join(ARGUMENTS)}, or give the argument a default")
         if not {"scores", "positives"} <= {*parameters} or any(
             x.kind is x.POSITIONAL_ONLY for x in parameters.values()
         ):

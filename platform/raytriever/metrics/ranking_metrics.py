@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.metrics.metric_inputs import MetricInputError
 
 Ranking = Int64[ndarray, "queries depth"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from raytriever.core.errors import ConfigError, setting
 from raytriever.core.paths import expanded
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.models.directory.hub_or_local import MINILM
 from raytriever.models.model_settings import ModelConfig
 

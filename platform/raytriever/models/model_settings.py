@@ -8,7 +8,8 @@ from typing import Any
 
 from raytriever.core.errors import ConfigError, setting
 from raytriever.core.paths import MODEL
-from raytriever.core.setting_declarations import did_you_mean, option
+from raytriever.core.setting_declarations import option
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.models.prompts import read_prompts
 
 POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from raytriever.core.errors import ConfigError, ModelError, StorageError, setting
 from raytriever.core.reading.json_and_yaml import parse_json
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")

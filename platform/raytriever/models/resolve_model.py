@@ -25,7 +25,7 @@ from raytriever.core.reading.arrays import open_tensors
 from raytriever.core.store.cache import cache_folder, hold
 from raytriever.core.store.commit import MANIFEST, committed_directory, complete, sha256_of
 from raytriever.core.store.disk import files_below
-from raytriever.core.store.object_stores import copy_of
+from raytriever.core.store.remote_folders import copy_of
 from raytriever.core.store.unfinished_pieces import make_once
 from raytriever.models.directory.hub_or_local import ADAPTER, CHECKPOINTS, MINILM, check_revision, find_model, has_files
 from raytriever.models.directory.model_files import CONFIG, INDEX, read_model_file, stored_tensors

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from raytriever.core.errors import ConfigError, setting
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import check_known
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.tracker import TrackerClient
 
@@ -23,8 +23,7 @@ def read_trackers(text: str) -> tuple[str, ...]:
     """Return the names in a list such as `mlflow,wandb`. For `none`, return no names."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in (*TITLES, NONE):
-            raise ConfigError(f"unknown tracker {name!r}", setting("tracker"), did_you_mean(name, [*TITLES, NONE]))
+        check_known("tracker", name, (*TITLES, NONE), setting("tracker"))
     if NONE in names and len(names) > 1:
         what = f"{text!r} has both {NONE!r} and names of trackers"
         raise ConfigError(what, setting("tracker"), f"give {NONE} alone, or leave it out")

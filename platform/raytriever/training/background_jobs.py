@@ -26,7 +26,8 @@ import torch
 from raytriever.core.errors import UserError
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.batch_loader import Batch
-from raytriever.training.checkpoint import TrainerState, checkpoint_path
+from raytriever.training.checkpoint import checkpoint_path
+from raytriever.training.early_stopping import TrainerState
 
 Result = TypeVar("Result", covariant=True)
 POLL_SECONDS = 0.02  # interval of polls while training waits for a job

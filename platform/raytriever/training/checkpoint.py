@@ -35,30 +35,12 @@ from raytriever.models.checkpoint_model import (
     read_slices,
     whole_tensors,
 )
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.parallel.model_state import SAME_RUN
 from raytriever.training.parallel.strategies import Strategy
 from raytriever.training.training_settings import DEV_LOSS, MAY_CHANGE, TrainingConfig
 
 OPTIMIZER = "optimizer"
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """Progress of a run: the step, and the state of early stopping."""
-
-    step: int = 0  # number of optimizer steps done
-    best_step: int = 0  # step of the best checkpoint (the first of equal ones); 0 before the first validation
-    # Value of the deciding metric at that step; higher is better, so a dev loss is negated.
-    best_value: float = float("-inf")
-    validations_without: int = 0  # number of validations since the best one
-    stopped: bool = False  # True if early stopping has ended the run
-
-    def after_validation(self, step: int, value: float, patience: int) -> TrainerState:
-        """Return the trainer state after the validation at `step`. NaN is never better than another value."""
-        if value > self.best_value:
-            return TrainerState(step, step, value)
-        without = self.validations_without + 1
-        return TrainerState(step, self.best_step, self.best_value, without, without >= patience)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ from raytriever.core.store.object_stores import address_of
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.checkpoint_model import Slice
 from raytriever.training.background_jobs import all_rows, all_texts
-from raytriever.training.checkpoint import State, TrainerState, checkpoint_path, prune, write_slices, write_state
+from raytriever.training.checkpoint import State, checkpoint_path, prune, write_slices, write_state
+from raytriever.training.early_stopping import TrainerState
 
 T = TypeVar("T")
 POLL_SECONDS = 0.02

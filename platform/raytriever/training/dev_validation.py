@@ -22,7 +22,8 @@ from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store.commit import read_manifest, remove, write_atomically
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.background_jobs import BackgroundJob, JobClient, broadcast_json
-from raytriever.training.checkpoint import TrainerState, checkpoint_path
+from raytriever.training.checkpoint import checkpoint_path
+from raytriever.training.early_stopping import TrainerState, summarize
 from raytriever.training.training_settings import DEV_LOSS, TrainingConfig
 
 FOLDER = "evaluations"
@@ -35,17 +36,6 @@ class Record:
     step: int  # step of the checkpoint
     value: float  # value of the deciding metric, higher is better; NaN if no metric of the validations decides
     metrics: Mapping[str, float]  # all metrics, by name
-
-
-def summarize(values: Mapping[int, float], patience: int) -> TrainerState:
-    """Return the trainer state after the validations of these steps, in ascending order until patience is exhausted. A
-    higher value is better."""
-    trainer_state = TrainerState()
-    for step, value in sorted(values.items()):
-        trainer_state = trainer_state.after_validation(step, value, patience)
-        if trainer_state.stopped:
-            break
-    return trainer_state
 
 
 def record_path(folder: Path, step: int) -> Path:

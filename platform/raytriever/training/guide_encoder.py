@@ -22,7 +22,7 @@ from torch import Tensor
 
 from raytriever.core.errors import ModelError, flag_of, setting
 from raytriever.core.paths import MODEL
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.combine_datasets import starts_of
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.losses.false_negative_mask import MASKED, MOST_MASKED

@@ -24,24 +24,23 @@ from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import WorkerGroup, host_workers
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.device_and_precision import autocast
-from raytriever.models.device_memory import is_out_of_memory
-from raytriever.models.directory.model_files import first_line
 from raytriever.models.encoder import check_precision, set_dropout
 from raytriever.models.retriever import Retriever
 from raytriever.training.background_jobs import BackgroundJob, all_texts
 from raytriever.training.batch_loader import Batch, Batches, BatchVersions, Prefetcher, copy_to, wait_for_copy
-from raytriever.training.checkpoint import State, TrainerState, load_best, origin_of, resume
+from raytriever.training.checkpoint import State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.dev_validation import ValidationJob, ValidationPlan
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.guide_encoder import Guide, MaskingWatch
 from raytriever.training.negative_refresh import RefreshJob, RefreshPlan
 from raytriever.training.optimizer_and_schedule import build_optimizer, learning_rate_scale, set_learning_rate
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.deepspeed_zero import Zero
 from raytriever.training.parallel.fsdp2 import FullyShard
-from raytriever.training.parallel.gradient_caching import OutOfMemory, Vote
 from raytriever.training.parallel.model_state import frozen_digest
 from raytriever.training.parallel.objective import Objective, with_default_operands
+from raytriever.training.parallel.out_of_memory import Recovery, Vote, reason_of
 from raytriever.training.parallel.strategies import HostValues, Replicas, Strategy
 from raytriever.training.step_metrics import StepLines, Stopwatch, StragglerWatch, Throughput
 from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, TrainingConfig
@@ -132,6 +131,7 @@ class Trainer:
             self.origin["dev data"] = setup.validation.digest
         self.optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
         self.strategy = build_strategy(settings, self.objective, self.optimizer, self.workers, device)
+        self.recovery = Recovery(self.workers, self.strategy.abandon, self.chunk_choice.smaller, setup.log)
 
         # Data, background jobs, and the newest checkpoint
         self.versions = BatchVersions(setup.train)
@@ -206,11 +206,8 @@ class Trainer:
                 norm = self.strategy.step(output.value, step)
                 break
             except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                # Do not keep the error itself: its traceback would keep the tensors of the step alive.
-                reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
-            self._shrink_chunk(batch, reason, is_agreed)
+                reason, is_agreed = reason_of(error, self.workers)
+            self.chunk = self.recovery.next_chunk(step, self.chunk, batch, reason, is_agreed)
         phases = self.stopwatch.stop()
         others = {
             "learning_rate": rate,
@@ -256,25 +253,6 @@ class Trainer:
     def _copy(self, batches: Batches, step: int) -> Batch:
         batch = batches.batch(step, self.setup.retriever, self.workers, self.setup.loss.symmetric, self.chunk)
         return copy_to(replace(batch, work=self.throughput.count(batch)), self.device, self.copies)
-
-    def _shrink_chunk(self, batch: Batch, reason: str, is_agreed: bool) -> None:
-        """Choose a smaller chunk, so that the step that ran out of memory can be repeated.
-
-        Raises:
-            OutOfMemory: the step cannot be repeated, because other workers wait in a collective or the strategy cannot
-                discard it. Ray Train then restarts all workers.
-        """
-        step = self.trainer_state.step
-        is_agreed &= self.strategy.abandon()
-        chunks = [*batch.queries.buckets, *batch.passages.buckets]
-        chunk = self.chunk_choice.smaller(self.chunk, chunks, is_agreed)
-        size = "the whole batch" if chunk is None else f"at most {chunk} tokens"
-        if not is_agreed:
-            where = f"Step {step} ran out of memory on worker {self.workers.rank} ({reason})"
-            self.setup.log(f"{where}; restarting all workers, to encode {size} at a time.")
-            raise OutOfMemory(where)
-        self.chunk = chunk
-        self._log(f"Step {step} ran out of memory ({reason}); encoding {size} at a time from now on.")
 
     def _finish_step(self) -> None:
         dev_metrics = self._validate_if_due()

@@ -37,7 +37,8 @@ from raytriever.training.background_jobs import (
     broadcast_json,
 )
 from raytriever.training.batch_loader import PREFETCH_DEPTH, Batch, BatchVersions
-from raytriever.training.checkpoint import TrainerState, checkpoint_path
+from raytriever.training.checkpoint import checkpoint_path
+from raytriever.training.early_stopping import TrainerState
 
 ROUNDS = "rounds.json"
 _REMEDY = f"start a new run with another {setting('output')}"

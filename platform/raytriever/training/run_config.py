@@ -24,8 +24,9 @@ from typing import Any, get_type_hints
 from raytriever.core.errors import ConfigError, UserError, setting
 from raytriever.core.paths import PathKind, fetch_paths
 from raytriever.core.reading.json_and_yaml import read_yaml
-from raytriever.core.setting_declarations import check_changed, check_options, did_you_mean, read_option
+from raytriever.core.setting_declarations import check_changed, check_options, read_option
 from raytriever.core.store.commit import complete
+from raytriever.core.unknown_names import check_known
 from raytriever.data.data_settings import DataConfig
 from raytriever.losses.loss_settings import LossConfig, check_loss
 from raytriever.losses.named_losses import DISTILLATION_LOSSES
@@ -241,10 +242,7 @@ def in_all(config: Config, change: Callable[[Config], Config]) -> Config:
 
 
 def from_dict(
-    content: Mapping[str, Any],
-    where: str,
-    base: Config | None = None,
-    explicit: Mapping[str, Any] | None = None,
+    content: Mapping[str, Any], where: str, base: Config | None = None, explicit: Mapping[str, Any] | None = None
 ) -> Config:
     """Build a configuration in layers: a base, the content of a file, explicit settings, and the stages of the file.
 
@@ -262,8 +260,7 @@ def from_dict(
 def _by_section(explicit: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     layer: dict[str, dict[str, Any]] = {}
     for name, value in explicit.items():
-        if name not in SECTION_OF:
-            raise ConfigError(f"unknown setting {name!r}", "train", did_you_mean(name, SECTION_OF))
+        check_known("setting", name, SECTION_OF, "train")
         layer.setdefault(SECTION_OF[name], {})[name] = value
     if "epochs" in explicit:
         layer["training"].setdefault("max_steps", None)  # explicit epochs override the steps of a recipe
@@ -300,8 +297,7 @@ def _layer(content: Mapping[str, Any], where: str, *other_sections: str) -> dict
     """Check the settings and return them by section. Errors also suggest the names in `other_sections`."""
     layer = {}
     for name, settings in content.items():
-        if name not in SECTIONS:
-            raise ConfigError(f"unknown section {name!r}", where, did_you_mean(str(name), (*SECTIONS, *other_sections)))
+        check_known("section", name, SECTIONS, where, *other_sections)
         if not isinstance(settings, Mapping):
             raise ConfigError(f"section {name!r} holds {settings!r}", where, "give `setting: value` lines")
         layer[name] = _typed(settings, SECTIONS[name], where)
@@ -312,8 +308,7 @@ def _typed(settings: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
     values: dict[str, Any] = {}
     hints, fields = get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
     for name, value in settings.items():
-        if name not in hints:
-            raise ConfigError(f"unknown setting {name!r}", where, did_you_mean(str(name), hints))
+        check_known("setting", name, hints, where)
         kinds = getattr(hints[name], "__args__", (hints[name],))
         if value is None and type(None) in kinds:
             values[str(name)] = None

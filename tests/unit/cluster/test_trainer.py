@@ -31,7 +31,7 @@ from raytriever.cluster.train.controller_callbacks import Failures, GroupMessage
 from raytriever.cluster.train.train_worker import WorkerJob
 from raytriever.cluster.train.trainer import ClusterError, FitThread, GroupEvents
 from raytriever.core.interruption import interruptible
-from raytriever.training.parallel.gradient_caching import OutOfMemory
+from raytriever.training.parallel.out_of_memory import OutOfMemory
 from raytriever.training.parallel.strategies import TrainingError
 from raytriever.training.run_config import Config
 

@@ -20,8 +20,9 @@ from raytriever.cluster.ingest import deserialize_error, serialize_error
 from raytriever.core import masking
 from raytriever.core.errors import ConfigError, DataError, StorageError, UserError, flag_of, setting
 from raytriever.core.masking import masked, refuse_secrets
-from raytriever.core.setting_declarations import check_options, did_you_mean, option
+from raytriever.core.setting_declarations import check_options, option
 from raytriever.core.terminal import one_line, presentable, printable, show
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.data_settings import DataConfig
 from raytriever.evaluation.annotation.annotation_settings import LlmConfig
 from raytriever.retrieval.external_encoders.endpoint_settings import check_service

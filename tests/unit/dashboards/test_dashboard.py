@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 sys.path.append(str(Path(__file__).parents[3] / "dashboards"))
-import describe
+import panels
 from grafana_json import Panel, Row, dashboard
 
 REPOSITORY = Path(__file__).parents[3]
@@ -22,7 +22,7 @@ ALERTS = yaml.safe_load((REPOSITORY / "dashboards" / "prometheus" / "alerts.yml"
 
 @pytest.fixture(scope="module")
 def board() -> dict[str, Any]:
-    return dict(json.loads(describe.TARGET.read_text(encoding="utf-8")))
+    return dict(json.loads(panels.TARGET.read_text(encoding="utf-8")))
 
 
 def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
@@ -32,13 +32,12 @@ def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
 
 
 def test_what_is_committed_is_what_is_described() -> None:
-    assert describe.TARGET.read_text(encoding="utf-8") == describe.text()
+    assert panels.TARGET.read_text(encoding="utf-8") == panels.text()
 
 
 def test_ids_are_unique_and_no_panel_lies_over_another(board: dict[str, Any]) -> None:
-    panels = board["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    places = [panel["gridPos"] for panel in panels]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    places = [panel["gridPos"] for panel in board["panels"]]
     assert all(area["x"] >= 0 and area["x"] + area["w"] <= 24 for area in places)
     assert [pair for pair in combinations(places, 2) if overlap(*pair)] == []
     assert all(item["y"] <= other["y"] for item, other in pairwise(places))

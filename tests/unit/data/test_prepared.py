@@ -19,11 +19,12 @@ from raytriever.core.errors import ConfigError, DataError, StorageError
 from raytriever.core.reading.arrays import read_arrow
 from raytriever.core.store.commit import committed_directory, read_manifest
 from raytriever.data.data_settings import DataConfig
-from raytriever.data.dataset_statistics import Overlap, check_overlap, describe, overlaps
+from raytriever.data.dataset_statistics import describe
 from raytriever.data.file_digests import check_directory
 from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_all_splits, open_dataset
 from raytriever.data.prepare.prepare_dataset import Request
+from raytriever.data.split_overlap import Overlap, check_overlap, overlaps
 from raytriever.training.run_config import Config, check_config
 
 

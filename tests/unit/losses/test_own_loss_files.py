@@ -166,7 +166,7 @@ def test_a_sum_is_split_into_its_losses(loss: str, terms: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loss": "mw+infonse"}, "loss: unknown loss 'infonse' in 'mw+infonse'; did you mean 'infonce'?"),
+        ({"loss": "mw+infonse"}, "loss: unknown loss 'infonse'; did you mean 'infonce'?"),
         ({"loss": "mw+"}, "loss: unknown value 'mw+'"),
         ({"loss": "mw+mw"}, "loss: 'mw+mw' has 'mw' twice; give each loss once"),
         ({"loss": "mw+infonce", "loss_weights": "1"}, "loss_weights: has 1 weights, but mw+infonce has 2 losses"),

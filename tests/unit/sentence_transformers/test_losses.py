@@ -271,7 +271,7 @@ def test_a_loss_of_a_file_trains(model: SentenceTransformer, tmp_path: Path) -> 
         ("mw", {"margin": 0.3}, "margin): has no effect with loss mw"),
         ("triplet", {"temperature": 0.3}, "temperature): has no effect with loss triplet"),
         ("lsepair-maxx", {}, "loss): unknown value 'lsepair-maxx'"),
-        ("mw+x", {}, "loss): unknown loss 'x' in 'mw+x'"),
+        ("mw+x", {}, "loss): unknown loss 'x'"),
         ("mw+infonce", {"loss_weights": "1"}, "loss_weights): has 1 weights, but mw+infonce has 2 losses"),
         ("mw", {"num_positives": 0}, "num_positives): 0 is out of"),
         ("kl", {"mini_batch_size": 0}, "mini_batch_size): 0 is out of"),

@@ -17,7 +17,6 @@ from raytriever.training.checkpoint import (
     OPTIMIZER,
     WEIGHTS,
     State,
-    TrainerState,
     newest_checkpoint,
     prune,
     read_slices,
@@ -26,6 +25,7 @@ from raytriever.training.checkpoint import (
     write_slices,
     write_state,
 )
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel.model_state import replicated_state, restore_replicated
 

@@ -15,8 +15,8 @@ from scripted import ScriptedEvaluator, validation_plan
 
 from raytriever.core.errors import ConfigError, StorageError
 from raytriever.training import background_jobs
-from raytriever.training.checkpoint import TrainerState
-from raytriever.training.dev_validation import Record, read_records, record_path, summarize, write_record
+from raytriever.training.dev_validation import Record, read_records, record_path, write_record
+from raytriever.training.early_stopping import TrainerState, summarize
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_settings import TrainingConfig, ValidationConfig, check_validation, metric_name
 

@@ -13,8 +13,9 @@ from raytriever.losses.build_loss import build_loss
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.named_losses import LOSS_NAMES
-from raytriever.training.checkpoint import TrainerState, load_best
+from raytriever.training.checkpoint import load_best
 from raytriever.training.checkpoint_writer import _buffer_for
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.loop import train
 from raytriever.training.parallel.objective import Objective, with_default_operands
 

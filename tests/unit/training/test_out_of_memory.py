@@ -16,7 +16,7 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.device_memory import is_out_of_memory
 from raytriever.training.loop import train
 from raytriever.training.parallel.chunk_size import FILE
-from raytriever.training.parallel.gradient_caching import OutOfMemory
+from raytriever.training.parallel.out_of_memory import OutOfMemory
 from raytriever.training.parallel.strategies import Replicas
 
 ERRORS = (

@@ -15,15 +15,8 @@ from raytriever.core.errors import StorageError
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
 from raytriever.training import loop
-from raytriever.training.checkpoint import (
-    OPTIMIZER,
-    WEIGHTS,
-    State,
-    TrainerState,
-    newest_checkpoint,
-    read_slices,
-    read_state,
-)
+from raytriever.training.checkpoint import OPTIMIZER, WEIGHTS, State, newest_checkpoint, read_slices, read_state
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.loop import TrainingSetup, train
 
 STEPS = 6

@@ -17,16 +17,9 @@ from raytriever.core.errors import StorageError
 from raytriever.losses.distributed import ALONE
 from raytriever.models.checkpoint_model import Slice, whole_tensors
 from raytriever.training import checkpoint_writer as saving
-from raytriever.training.checkpoint import (
-    OPTIMIZER,
-    WEIGHTS,
-    State,
-    TrainerState,
-    newest_checkpoint,
-    read_slices,
-    read_state,
-)
+from raytriever.training.checkpoint import OPTIMIZER, WEIGHTS, State, newest_checkpoint, read_slices, read_state
 from raytriever.training.checkpoint_writer import CheckpointWriter
+from raytriever.training.early_stopping import TrainerState
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ import ray
 import torch
 
 from raytriever.cluster.actor_pool import ActorPool, lower_priority
-from raytriever.cluster.gpus_and_placement import SPREAD, count_gpus, count_nodes, spare_gpus
+from raytriever.cluster.gpus_and_placement import actor_options, count_gpus, count_nodes, spare_gpus
 from raytriever.cluster.ray_session import DriverContext, result_or_error
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds
 from raytriever.cluster.train.validate_checkpoint import DevSet, Validations
@@ -116,7 +116,7 @@ class ThreadClient(Generic[Result]):
 
 @contextmanager
 def _running(gpus: float, kind: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
-    options = CheckpointJob.options(num_gpus=gpus, **SPREAD)  # type: ignore[attr-defined]
+    options = CheckpointJob.options(**actor_options(0, gpus))  # type: ignore[attr-defined]
     actor = options.remote(DriverContext(), kind, *arguments)
     try:
         yield actor

@@ -40,7 +40,7 @@ from raytriever.cluster.events_and_restarts import (
     open_event_queue,
     open_inline_queue,
 )
-from raytriever.cluster.gpus_and_placement import count_gpus, room_for
+from raytriever.cluster.gpus_and_placement import count_gpus, room_for, worker_resources
 from raytriever.cluster.ray_private import forbid_auto_connect
 from raytriever.cluster.ray_session import DriverContext
 from raytriever.cluster.train.controller_callbacks import FIRST, Failures, GroupMessages, end_controller
@@ -218,7 +218,7 @@ def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
         scaling_config=ScalingConfig(
             num_workers=0 if job.in_process else most if most == fewest else (fewest, most),
             use_gpu=use_gpu,
-            resources_per_worker={"CPU": 1, "GPU": job.gpus} if use_gpu else None,
+            resources_per_worker=worker_resources(job.gpus),
             elastic_resize_monitor_interval_s=RESIZE_SECONDS,
         ),
         run_config=RunConfig(

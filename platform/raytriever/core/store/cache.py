@@ -22,10 +22,10 @@ from pathlib import Path
 
 from raytriever.core.errors import StorageError
 from raytriever.core.reading.json_and_yaml import read_json
-from raytriever.core.store import object_stores
 from raytriever.core.store.commit import one_writer, write_atomically
 from raytriever.core.store.disk import files_below
 from raytriever.core.store.lock import InUseError, owner_of
+from raytriever.core.store.remote_folders import copy_of
 from raytriever.core.terminal import warn
 
 # Largest size of each collection in bytes. `pydocs` is the limit of all folders whose name begins with `pydocs`.
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
     this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so."""
     private = os.path.expanduser("~/.cache/raytriever")
     named = os.environ.get("RAYTRIEVER_CACHE")
-    return Path(_usable_cache(os.path.expanduser(object_stores.copy_of(named)), private) if named else private)
+    return Path(_usable_cache(os.path.expanduser(copy_of(named)), private) if named else private)
 
 
 @cache

@@ -1,9 +1,7 @@
-"""Addresses of object stores, their copies on this machine, and requests about one object.
+"""Requests about single objects of a store, which are repeated for minutes while it does not answer.
 
-    s3://bucket/runs/mine    <->    COPIES/s3/bucket/runs/mine
-
-A path below the folder of the copies stands for an object. `pyarrow.fs` reads and writes the stores. Credentials,
-region and endpoint come from the usual environment variables. A request without answer is repeated for minutes."""
+A path below the folder of the copies stands for an object (`remote_folders`). `pyarrow.fs` reads and writes the stores.
+Credentials, region and endpoint come from the usual environment variables."""
 
 from __future__ import annotations
 
@@ -20,9 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raytriever.core.errors import ConfigError, StorageError, translate_by
+from raytriever.core.errors import StorageError, translate_by
 from raytriever.core.interruption import check_interrupted
-from raytriever.core.masking import refuse_secrets
 from raytriever.core.terminal import warn
 
 T = TypeVar("T")
@@ -30,7 +27,6 @@ _log: Callable[[str], None] = warn
 _newest = 0  # see the function `newest`
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
-SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 MANIFEST = "manifest.json"
 PATIENCE_SECONDS = 300.0  # for how long to retry a store that has answered before
 FIRST_SECONDS = 20.0  # for how long to retry a store that has never answered: its address may be wrong
@@ -73,23 +69,6 @@ def copies_folder() -> Path:
     cache = os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"
     folder = os.environ.get(COPIES) or os.path.join("~/.cache/raytriever" if is_uri(cache) else cache, "remote")
     return Path(os.path.abspath(os.path.expanduser(folder)))
-
-
-def copy_of(uri: str) -> str:
-    """Return the path of the copy of a URI, without copying anything. A path without a scheme is returned unchanged.
-    Raise `ConfigError` if it names no bucket of a store that can be written, or holds a secret."""
-    if not is_uri(uri):
-        return uri
-    refuse_secrets(uri, "output")
-    scheme, _, rest = uri.partition("://")
-    address, _, query = rest.partition("?")
-    bucket, _, key = address.partition("/")
-    parts = [part for part in key.split("/") if part]
-    if scheme not in SCHEMES:
-        raise ConfigError("is in no object store that can be written", uri, "give s3://BUCKET/PATH, gs:// or abfss://")
-    if not bucket or "://" in rest or {".", ".."} & set(parts):
-        raise ConfigError("is not a path in a bucket", uri, f"give {scheme}://BUCKET/PATH")
-    return str(copies_folder().joinpath(scheme, f"{bucket}?{query}" if query else bucket, *parts))
 
 
 def address_of(path: Path | str) -> str | None:
@@ -141,13 +120,6 @@ def read_object(path: Path) -> bytes | None:
 def list_objects(path: Path) -> dict[str, int]:
     """Return each object below a path with the time when it was last written, in nanoseconds by the store's clock."""
     return {name: modified for name, (_, modified) in listing(path).items()}
-
-
-def has_object(uri: str) -> bool:
-    """Return False if an address of a store names neither an object nor a folder; True for any other name."""
-    if uri.partition("://")[0] not in SCHEMES or not is_uri(uri):
-        return True
-    return ask(Path(copy_of(uri)), lambda store, key: store.get_file_info(key)).type.name != "NotFound"
 
 
 def inside(path: Path | str) -> tuple[str, ...] | None:

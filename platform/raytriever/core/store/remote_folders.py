@@ -1,6 +1,9 @@
-"""Results in object stores: each folder of a store has a copy on this machine, and all code works on the copy.
+"""Folders of object stores: each has a copy on this machine, and all code works on the files of the copy.
 
-`commit` and `lock` call these functions. For a path that is no copy, the functions do nothing.
+    s3://bucket/runs/mine    <->    COPIES/s3/bucket/runs/mine
+
+`copy_of` names the copy, and `pull` and `fetch` download its files. `commit` and `lock` call them. They do nothing for
+a path that is no copy.
 
 1. A commit uploads a directory: its files first, its manifest last. Until all are uploaded, the directory contains
    the object `.unfinished`, and every reader ignores it.
@@ -21,11 +24,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raytriever.core.errors import ASIDE, StorageError
+from raytriever.core.errors import ASIDE, ConfigError, StorageError
+from raytriever.core.masking import refuse_secrets
 from raytriever.core.reading.json_and_yaml import read_json
 from raytriever.core.store import object_stores
-from raytriever.core.store.object_stores import MANIFEST, ask
+from raytriever.core.store.object_stores import MANIFEST, ask, is_uri
 
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20  # larger files of committed directories are copied only by `fetch`
 CLOCK_ERROR_NS = 3_600_000_000_000  # largest expected difference between this machine's clock and the store's
@@ -33,6 +38,30 @@ UNUSED_SECONDS = 7 * 86_400  # large files of a copy are removed if they were no
 IN_USE_SECONDS = 3_600  # files read within this time are kept even if the disk is full
 FULL_FRACTION = 0.9  # fraction in use from which a disk is treated as full
 TRANSFERS = 8  # number of simultaneous uploads or downloads
+
+
+def copy_of(uri: str) -> str:
+    """Return the path of the copy of a URI, without copying anything. A path without a scheme is returned unchanged.
+    Raise `ConfigError` if it names no bucket of a store that can be written, or holds a secret."""
+    if not is_uri(uri):
+        return uri
+    refuse_secrets(uri, "output")
+    scheme, _, rest = uri.partition("://")
+    address, _, query = rest.partition("?")
+    bucket, _, key = address.partition("/")
+    parts = [part for part in key.split("/") if part]
+    if scheme not in SCHEMES:
+        raise ConfigError("is in no object store that can be written", uri, "give s3://BUCKET/PATH, gs:// or abfss://")
+    if not bucket or "://" in rest or {".", ".."} & set(parts):
+        raise ConfigError("is not a path in a bucket", uri, f"give {scheme}://BUCKET/PATH")
+    return str(object_stores.copies_folder().joinpath(scheme, f"{bucket}?{query}" if query else bucket, *parts))
+
+
+def has_object(uri: str) -> bool:
+    """Return False if an address of a store names neither an object nor a folder; True for any other name."""
+    if uri.partition("://")[0] not in SCHEMES or not is_uri(uri):
+        return True
+    return ask(Path(copy_of(uri)), lambda store, key: store.get_file_info(key)).type.name != "NotFound"
 
 
 def pull(path: Path | str, *, owned: bool | None = None) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from raytriever.core.errors import DataError, setting
 from raytriever.core.reading.characters import plain_characters, remove_invisible
 from raytriever.core.reading.documents.sections import slug
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.documents.passage_chunking import Passage, passage_id
 from raytriever.data.formats.csv_and_tsv import TableFile
 from raytriever.data.formats.csv_tables import QUERY, Role, choose_columns, parse_columns

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from raytriever.core.errors import DataError, setting
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.data_sources import IR_DATASETS, Source, SourceFile
 from raytriever.data.formats import plan
 from raytriever.data.formats.csv_and_tsv import TableFile

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from raytriever.core.errors import DataError, flag_of, setting
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.data_sources import SourceFile
 from raytriever.data.formats.csv_and_tsv import TableFile, texts_in
 from raytriever.data.formats.file_rows import object_of, pieces_of

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.data.data_settings import SplitConfig
 from raytriever.data.data_sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.data.formats import (

@@ -20,8 +20,8 @@ from numpy import ndarray
 from raytriever.core.errors import DataError, setting
 from raytriever.core.paths import expanded
 from raytriever.core.store.commit import MANIFEST
-from raytriever.core.store.object_stores import SCHEMES, address_of, copy_of
-from raytriever.core.store.remote_folders import pull
+from raytriever.core.store.object_stores import address_of
+from raytriever.core.store.remote_folders import SCHEMES, copy_of, pull
 from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.formats.train_dev_test import DEV, TRAIN, split_by_hash
 from raytriever.data.prepare.corpus_tokenization import Tokenization

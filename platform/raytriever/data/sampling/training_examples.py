@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from raytriever.core.errors import ConfigError, DataError, setting
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import check_known
 from raytriever.data.combine_datasets import starts_of
 from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_run_files
 from raytriever.data.hard_negatives import NegativesTable
@@ -271,8 +271,7 @@ def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
     fractions = np.zeros(len(ORIGINS))
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
-        if name not in ORIGINS:
-            raise ConfigError(f"unknown origin {name!r}", _FLAG, did_you_mean(name, ORIGINS))
+        check_known("origin", name, ORIGINS, _FLAG)
         try:
             fraction = float(number)
         except ValueError:

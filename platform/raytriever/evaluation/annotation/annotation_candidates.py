@@ -43,12 +43,7 @@ def open_checked(data: DataConfig, report: Callable[[str], None]) -> RetrievalDa
     """Open a data set with the judgements of all its splits, because the output contains all of them. Raise `DataError`
     if the data set cannot be read, or has no documents or no queries."""
     dataset = open_all_splits(
-        data.dataset,
-        [],
-        max_bad_rows=data.max_bad_rows,
-        bm25_language=data.bm25_language,
-        run=in_processes,
-        log=report,
+        data.dataset, [], max_bad_rows=data.max_bad_rows, bm25_language=data.bm25_language, run=in_processes, log=report
     )
     for kind, rows in (("documents", dataset.documents), ("queries", dataset.queries)):
         if not len(rows):

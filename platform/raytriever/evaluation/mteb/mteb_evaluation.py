@@ -21,9 +21,9 @@ from typing import Any, cast
 import numpy as np
 
 from raytriever.core.errors import ConfigError, DataError, UserError, setting
-from raytriever.core.setting_declarations import nearest
 from raytriever.core.store.commit import remove, write_atomically
 from raytriever.core.store.disk import check_writable
+from raytriever.core.unknown_names import nearest
 from raytriever.evaluation.evaluation_settings import EvaluationConfig
 from raytriever.evaluation.mteb.mteb_encoder import require_mteb
 from raytriever.evaluation.mteb.search_protocol import MtebJob, TaskSearch

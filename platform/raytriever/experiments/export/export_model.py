@@ -22,7 +22,7 @@ from raytriever.core.progress import activity
 from raytriever.core.reading.json_and_yaml import conform, read_yaml
 from raytriever.core.store.commit import committed_directory, write_atomically
 from raytriever.core.store.disk import check_writable
-from raytriever.core.store.object_stores import copy_of
+from raytriever.core.store.remote_folders import copy_of
 from raytriever.evaluation.calibrate_system import FOLDER
 from raytriever.evaluation.results import EVALUATION, RESULTS, Results
 from raytriever.experiments.export.export_settings import ExportConfig

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from raytriever.core.errors import ConfigError, setting
+from raytriever.core.errors import setting
 from raytriever.core.paths import DATASET
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import check_known
 from raytriever.data.data_settings import DataConfig
 from raytriever.experiments.recipes.auc_paper import minilm, xlmr_base, xlmr_large
 from raytriever.losses.loss_settings import LossConfig
@@ -40,8 +40,7 @@ def base_config(recipe: str | None, dataset: str | None, has_file: bool = False)
     """Return the base configuration, which other settings override. It is the named recipe; else the recipe `pydocs`,
     if the data set is `pydocs` and there is no configuration file; else the defaults."""
     if recipe:
-        if recipe not in RECIPES:
-            raise ConfigError(f"unknown recipe {recipe!r}", setting("recipe"), did_you_mean(recipe, RECIPES))
+        check_known("recipe", recipe, RECIPES, setting("recipe"))
         return RECIPES[recipe]()
     is_quickstart = (dataset or DataConfig.dataset) in DATASET.names and not has_file
     return RECIPES["pydocs"]() if is_quickstart else Config()

@@ -22,11 +22,11 @@ from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.core.errors import DataError
 from raytriever.core.store.commit import MANIFEST, committed_directory
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.dataset_statistics import check_overlap, overlaps
 from raytriever.data.hard_negatives import NegativesTable
 from raytriever.data.prepare.open_dataset import lent_dev_line, open_dataset
 from raytriever.data.pydocs import PYDOCS
 from raytriever.data.sampling.training_examples import check_positives
+from raytriever.data.split_overlap import check_overlap, overlaps
 from raytriever.experiments.run.event_recorder import Recorder
 from raytriever.experiments.run.open_training import (
     MODEL,
@@ -39,7 +39,7 @@ from raytriever.experiments.run.open_training import (
 )
 from raytriever.experiments.run.run_directory import CONFIG, METRICS, RunDirectory
 from raytriever.losses.build_loss import build_loss
-from raytriever.losses.loss import check_dims
+from raytriever.losses.nested_embeddings import check_dims
 from raytriever.models.description import used_settings
 from raytriever.models.device_and_precision import choose_precision
 from raytriever.models.prompts import SIDES, Prompts, merge_prompts

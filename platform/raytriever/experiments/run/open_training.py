@@ -34,7 +34,8 @@ from raytriever.retrieval.mining.bm25_analyzer import Analysis
 from raytriever.retrieval.mining.miner import build_negatives_table
 from raytriever.tracking.step_log import end_to_end, read_curve
 from raytriever.training.dev_validation import FOLDER as EVALUATIONS
-from raytriever.training.dev_validation import read_records, summarize
+from raytriever.training.dev_validation import read_records
+from raytriever.training.early_stopping import summarize
 from raytriever.training.run_config import SECTIONS, Config, to_dict
 from raytriever.training.training_data import TrainingData
 from raytriever.training.training_settings import DEV_LOSS, check_refresh

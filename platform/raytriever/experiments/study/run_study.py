@@ -21,7 +21,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
+from raytriever.cluster.gpus_and_placement import count_slots, gpus_each
 from raytriever.cluster.ray_session import POLL_SECONDS, check_cluster, ray_session
 from raytriever.core.errors import ConfigError, setting
 from raytriever.core.interruption import check_interrupted
@@ -108,7 +108,7 @@ def run_study(
         # Ray finds the GPUs of this machine by itself, but must be given CPUs for this many variants.
         variants_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
         with _equal_priority(), ray_session(workers * variants_here), quiet_transformers():
-            gpus = gpus_of_trial(trial_gpus)
+            gpus = gpus_each("trial_gpus", trial_gpus)
             runner = VariantRunner(output, run_name, tracker, record, log, gpus)
 
             def run(number: int, variant: Variant, seed: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from raytriever.core.errors import ConfigError, UserError
 from raytriever.core.paths import fetch_paths
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import check_known
 from raytriever.evaluation.evaluated_datasets import EvaluationDataset, safe_name, unique_names
 from raytriever.evaluation.protocol import Protocol, metric_title, read_metrics
 from raytriever.evaluation.system_names import BM25, SYSTEM
@@ -337,8 +337,7 @@ def _metrics(value: Any, where: str) -> tuple[str, ...]:
 
 def _check_names(names: Collection[Any], known: Sequence[str], where: str) -> None:
     for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown name {name!r}", where, did_you_mean(str(name), known))
+        check_known("name", name, known, where)
 
 
 def _plain(name: str) -> str:

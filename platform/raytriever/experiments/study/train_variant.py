@@ -79,7 +79,7 @@ class VariantRunner:
     Args:
         run_name: name of the study, which is the suffix of its variants' run names.
         record: data of the study, for the tracker, for variants that do not open a data set themselves.
-        gpus: GPUs of each worker of a variant, 0 if the cluster has none; see `gpus_of_trial`.
+        gpus: GPUs of each worker of a variant, 0 if the cluster has none; see `gpus_each`.
     """
 
     def __init__(

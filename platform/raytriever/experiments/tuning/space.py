@@ -15,7 +15,8 @@ from typing import Any, get_type_hints
 
 from raytriever.core.errors import ConfigError, flag_of, setting
 from raytriever.core.paths import SEARCH_SPACE
-from raytriever.core.setting_declarations import check_options, did_you_mean, option
+from raytriever.core.setting_declarations import check_options, option
+from raytriever.core.unknown_names import check_known, did_you_mean
 from raytriever.training.run_config import SECTIONS, from_dict, read_settings
 from raytriever.training.training_settings import MAY_CHANGE
 
@@ -168,14 +169,12 @@ def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
     """Return the search space of `{section: {setting: list or range}}`, of a file or of a named space."""
     dimensions = []
     for section, settings in content.items():
-        if section not in SECTIONS:
-            raise ConfigError(f"unknown section {section!r}", where, did_you_mean(str(section), SECTIONS))
+        check_known("section", section, SECTIONS, where)
         if not isinstance(settings, Mapping) or not settings:
             raise ConfigError(f"section {section!r} holds {settings!r}", where, "give `setting: [value, value]` lines")
         hints = get_type_hints(SECTIONS[section])
         for name, domain in settings.items():
-            if name not in hints:
-                raise ConfigError(f"unknown setting {name!r} in {section!r}", where, did_you_mean(str(name), hints))
+            check_known("setting", name, hints, f"{where}: {section}")
             dimensions.append(_dimension(section, name, domain, hints[name], f"{where}: {section}.{name}"))
     if not dimensions:
         raise ConfigError("holds nothing to search", where, "give for example `loss:` with `temperature: [0.01, 0.05]`")
@@ -196,8 +195,7 @@ def _dimension(section: str, name: str, domain: Any, hint: Any, where: str) -> D
 
 def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where: str) -> Dimension:
     for key in domain:
-        if key not in _KEYS:
-            raise ConfigError(f"unknown key {key!r}", where, did_you_mean(str(key), _KEYS))
+        check_known("key", key, _KEYS, where)
     kinds = getattr(hint, "__args__", (hint,))
     whole = float not in kinds
     if whole and (int not in kinds or str in kinds):
@@ -211,8 +209,7 @@ def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where:
     if not low < high:
         raise ConfigError(f"low {low:.15g} is not below high {high:.15g}", where, "give the lower end as `low:`")
     scale = domain.get("scale", "linear")
-    if scale not in _SCALES:
-        raise ConfigError(f"unknown scale {scale!r}", where, did_you_mean(str(scale), _SCALES))
+    check_known("scale", scale, _SCALES, where)
     if scale == "log" and low <= 0:
         raise ConfigError(f"low {low:.15g} is not above 0", where, "give a positive `low:`, or leave out `scale: log`")
     grid = domain.get("grid")

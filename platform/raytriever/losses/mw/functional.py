@@ -113,11 +113,8 @@ def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
         )
     if columns.numel() and not PAD <= int(columns.min()) <= int(columns.max()) < scores.shape[1]:
         wrong = int(columns.max()) if int(columns.max()) >= scores.shape[1] else int(columns.min())
-        raise LossInputError(
-            f"column {wrong} does not exist",
-            name,
-            f"give columns from 0 to {scores.shape[1] - 1}, and -1 in empty slots",
-        )
+        what = f"column {wrong} does not exist"
+        raise LossInputError(what, name, f"give columns from 0 to {scores.shape[1] - 1}, and -1 in empty slots")
 
 
 def _is_mask_of_integers(columns: Tensor, scores: Tensor) -> bool:

@@ -139,12 +139,7 @@ class PairwiseSums:
     """
 
     def __init__(
-        self,
-        positives: Float[Tensor, " positives"],
-        lowest: float,
-        highest: float,
-        weight: float,
-        dtype: torch.dtype,
+        self, positives: Float[Tensor, " positives"], lowest: float, highest: float, weight: float, dtype: torch.dtype
     ) -> None:
         self._weight, self._refinement = weight, refinement(positives.device)
         self._grid = build_grid(positives, lowest, highest, dtype)

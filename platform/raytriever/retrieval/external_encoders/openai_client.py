@@ -25,7 +25,7 @@ import aiohttp
 
 from raytriever.core.errors import UserError, setting
 from raytriever.core.masking import HIDDEN, masked
-from raytriever.core.setting_declarations import did_you_mean
+from raytriever.core.unknown_names import did_you_mean
 from raytriever.retrieval.external_encoders.endpoint_settings import LOCAL, ServiceConfig
 
 T = TypeVar("T")

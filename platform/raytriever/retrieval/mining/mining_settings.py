@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from raytriever.core.errors import ConfigError, flag_of, setting
 from raytriever.core.paths import NEGATIVES, RANKING, TEACHER
-from raytriever.core.setting_declarations import Need, check_changed, did_you_mean, option
+from raytriever.core.setting_declarations import Need, check_changed, option
+from raytriever.core.unknown_names import check_known
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 
@@ -88,8 +89,7 @@ class MiningConfig:
         """Raise `ConfigError` for settings that contradict each other."""
         methods = self.methods
         for name in methods:
-            if name not in METHODS:
-                raise ConfigError(f"unknown method {name!r}", setting("method"), did_you_mean(name, METHODS))
+            check_known("method", name, METHODS, setting("method"))
             if methods.count(name) > 1:
                 raise ConfigError(f"{name!r} is named twice", setting("method"), "name each method once")
         if self.range_min >= self.depth:

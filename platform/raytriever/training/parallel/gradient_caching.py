@@ -17,17 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
-from raytriever.models.device_memory import is_out_of_memory
-from raytriever.models.directory.model_files import first_line
 from raytriever.models.packing import TokenBatch, texts_of, tokens_of
 from raytriever.models.prompts import Side
+from raytriever.training.parallel.out_of_memory import Vote
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,6 @@ class DropoutState:
             torch.cuda.set_rng_state(self.on_device, self.device)
 
 
-T = TypeVar("T")
 Texts = tuple[TokenBatch, Side]  # one chunk of texts, and the side that they belong to
 Encode = Callable[[TokenBatch, Side], Tensor]
 
@@ -212,41 +209,3 @@ class _Delivery(torch.autograd.Function):
         gradients = ctx.gradients[::-1]
         ctx.gradients = []
         return None, None, *(gradients.pop() * grad for _ in range(len(gradients)))
-
-
-class OutOfMemory(MemoryError):
-    """A step ran out of memory on at least one worker."""
-
-
-class Vote:
-    """Vote of all workers on whether one of them ran out of memory, before any of them waits for another.
-
-    One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then
-    wait for it in a collective forever. So with gradient caching the workers vote twice in a step, when no collective
-    is under way: after all chunks are encoded, and before the gradients are synchronized. They vote over gloo, in CPU
-    memory, so no worker waits for its GPU. All workers make every call in the same order.
-
-    A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards its partial results,
-    `ChunkChoice.smaller` halves the chunk and stores it, and the loop runs the step again. In other places, and with
-    FSDP2, a worker that runs out of memory raises. Ray Train then restarts all workers, with a smaller chunk."""
-
-    def __init__(self, workers: WorkerGroup) -> None:
-        self._workers = workers
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which calls no collective. All workers raise `OutOfMemory` if one runs out."""
-        results: list[T] = []
-        reason = "another worker ran out of memory"
-        try:
-            results.append(work())
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = first_line(error)  # the traceback of the error itself would keep the tensors of the step
-        if self.maximum(not results):
-            raise OutOfMemory(reason)
-        return results[0]
-
-    def maximum(self, number: int) -> int:
-        """Return the maximum of a number over all workers; all workers call it, and none waits for its GPU."""
-        return int(self._workers.all_reduce(torch.tensor([number], dtype=torch.int32), "max"))

@@ -17,7 +17,8 @@ from raytriever.models.packing import Buckets, TokenBatch, texts_of, tokens_of
 from raytriever.models.prompts import Side
 from raytriever.models.retriever import Retriever
 from raytriever.training.batch_loader import Batch, Passes
-from raytriever.training.parallel.gradient_caching import Encode, Vote, cached_loss, count_kept
+from raytriever.training.parallel.gradient_caching import Encode, cached_loss, count_kept
+from raytriever.training.parallel.out_of_memory import Vote
 
 
 def level(texts: Buckets, vote: Vote) -> Buckets:
@@ -49,12 +50,7 @@ class Objective(nn.Module):
     """
 
     def __init__(
-        self,
-        retriever: Retriever,
-        loss: Loss,
-        precision: str,
-        vote: Vote | None = None,
-        guide: Encode | None = None,
+        self, retriever: Retriever, loss: Loss, precision: str, vote: Vote | None = None, guide: Encode | None = None
     ) -> None:
         super().__init__()
         self.retriever, self.loss, self.precision = retriever, loss, precision

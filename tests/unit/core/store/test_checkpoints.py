@@ -34,15 +34,8 @@ from raytriever.data.formats.file_rows import numbered_rows
 from raytriever.experiments.operation.cache_inventory import size_of
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.checkpoint_model import Slice
-from raytriever.training.checkpoint import (
-    State,
-    TrainerState,
-    checkpoint_path,
-    load_best,
-    resume,
-    write_slices,
-    write_state,
-)
+from raytriever.training.checkpoint import State, checkpoint_path, load_best, resume, write_slices, write_state
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.optimizer_and_schedule import build_optimizer
 from raytriever.training.parallel.model_state import replicated_state, restore_replicated
 

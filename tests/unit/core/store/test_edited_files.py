@@ -35,8 +35,9 @@ from raytriever.retrieval.index.approximate.index_settings import IndexConfig
 from raytriever.retrieval.index.approximate.stored_index import read_meta
 from raytriever.tracking.run_state import RunState, has_unsent_data
 from raytriever.tracking.step_log import StepLog, read_curves
-from raytriever.training.checkpoint import State, TrainerState, read_state, write_state
+from raytriever.training.checkpoint import State, read_state, write_state
 from raytriever.training.dev_validation import Record, read_records, write_record
+from raytriever.training.early_stopping import TrainerState
 from raytriever.training.negative_refresh import Ledger, Round, read_ledger
 
 # What stands in place of a value; 1e999 is read as infinity.

@@ -33,7 +33,8 @@ from raytriever.core.store.commit import (
 )
 from raytriever.core.store.disk import check_writable
 from raytriever.core.store.lock import InUseError, acquire, check_owner
-from raytriever.core.store.object_stores import address_of, ask, copy_of
+from raytriever.core.store.object_stores import address_of, ask
+from raytriever.core.store.remote_folders import copy_of
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.requested_models import EvaluatedModel
 from raytriever.evaluation.system_names import SYSTEM

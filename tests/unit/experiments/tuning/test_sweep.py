@@ -140,7 +140,7 @@ def test_a_space_is_read_as_written() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
-        ("loss: {temperatur: [0.1]}", "", "unknown setting 'temperatur' in 'loss'; did you mean 'temperature'?"),
+        ("loss: {temperatur: [0.1]}", "", "unknown setting 'temperatur'; did you mean 'temperature'?"),
         ("lossy: {loss: [mw]}", "", "unknown section 'lossy'; did you mean 'loss'?"),
         ("loss: {loss: []}", ": loss.loss", "is an empty list"),
         ("loss: {loss: [mw, mv]}", ": loss.loss", "unknown value 'mv'"),

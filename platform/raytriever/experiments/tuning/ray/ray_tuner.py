@@ -14,14 +14,13 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune import Stopper
 from ray.tune.schedulers import AsyncHyperBandScheduler
 from ray.tune.search import Searcher
 
 from raytriever.cluster.events_and_restarts import open_event_queue
-from raytriever.cluster.gpus_and_placement import gpus_of_trial
+from raytriever.cluster.gpus_and_placement import count_nodes, gpus_each, resources_of_trial
 from raytriever.cluster.ray_session import DriverContext
 from raytriever.cluster.train.trainer import FitThread
 from raytriever.cluster.train.validate_checkpoint import DEV
@@ -159,7 +158,7 @@ class SweepStopper(_Stateless, Stopper):
 def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, data: SweepData) -> None:
     """Run the remaining trials. An interruption stops them."""
     workers, stopper = plan.base.training.workers[1], SweepStopper()
-    nodes = sum(node["Alive"] for node in ray.nodes())
+    nodes, gpus = count_nodes(), gpus_each("trial_gpus", search.trial_gpus)
     for name, value in _RAY_TUNE.items():  # the user's own values win
         os.environ.setdefault(name, value)
     with open_event_queue(manager.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
@@ -173,9 +172,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
         searcher = TrialProposals(manager.next_job, manager.record_end)
         trainable = tune.with_parameters(run_trial, tables=data.tables, context=context)
         tuner = tune.Tuner(
-            tune.with_resources(
-                trainable, tune.PlacementGroupFactory([resources_of_trial(workers, gpus_of_trial(search.trial_gpus))])
-            ),
+            tune.with_resources(trainable, tune.PlacementGroupFactory([resources_of_trial(workers, gpus)])),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
                 scheduler=_scheduler(manager, search, context.watched_metric) if context.watched_metric else None,
@@ -204,13 +201,6 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
             fit.end(stopper.stop)
     if failure := fit.failure or searcher.failure:
         raise failure
-
-
-def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:
-    """Return the resources of a trial's own process. It needs none if its workers reserve their own."""
-    if workers > 1:
-        return {"node:__internal_head__": 0.001}
-    return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
 def _scheduler(manager: TrialManager, search: SearchConfig, watched: str) -> Asha:

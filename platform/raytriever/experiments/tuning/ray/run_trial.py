@@ -15,7 +15,7 @@ import ray
 from ray import tune
 
 from raytriever.cluster.events_and_restarts import CheckpointEvent, Event, EventQueue, StepEvent, ValidationEvent
-from raytriever.cluster.gpus_and_placement import count_gpus
+from raytriever.cluster.gpus_and_placement import count_gpus, task_options
 from raytriever.cluster.ray_session import DriverContext
 from raytriever.cluster.train.train_worker import TrainingJob
 from raytriever.cluster.train.trainer import train_on_cluster
@@ -94,8 +94,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
 def _evaluate(job: TrainingJob) -> dict[str, float]:
     if job.in_process:
         return evaluate_on_dev(job)
-    # The workers have freed their resources. "DEFAULT" avoids the trial's placement group, which has no resources.
-    task = ray.remote(num_cpus=1, num_gpus=min(1, count_gpus()), scheduling_strategy="DEFAULT")(evaluate_on_dev)
+    task = ray.remote(**task_options(min(1, count_gpus())))(evaluate_on_dev)  # the workers have freed their resources
     metrics: dict[str, float] = ray.get(task.remote(job, DriverContext()))
     return metrics
 

@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from raytriever.cluster.gpus_and_placement import count_slots, gpus_of_trial
+from raytriever.cluster.gpus_and_placement import count_slots, gpus_each
 from raytriever.cluster.ray_session import check_cluster, ray_session
 from raytriever.cluster.train.validate_checkpoint import DEV, dev_protocol
 from raytriever.core.errors import ConfigError, UserError, setting
 from raytriever.core.machine import usable_cores
 from raytriever.core.progress import activity
-from raytriever.core.setting_declarations import did_you_mean
 from raytriever.core.store.commit import MANIFEST, committed_directory, remove, write_atomically
 from raytriever.core.terminal import markdown_table
+from raytriever.core.unknown_names import check_known, did_you_mean
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.results import Results
 from raytriever.experiments.report.figures import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
@@ -131,7 +131,7 @@ def run_sweep(
         tracker.describe(constant, data.record(), tags)
         workers, at_once = base.training.workers[1], search.trials_at_once
         with ray_session(workers * (at_once or max(1, usable_cores() // workers)) - COORDINATORS):
-            plan = replace(plan, at_once=at_once or count_slots(workers, gpus_of_trial(search.trial_gpus)))
+            plan = replace(plan, at_once=at_once or count_slots(workers, gpus_each("trial_gpus", search.trial_gpus)))
             manager = TrialManager(output, plan, data, trials, tracker, run_name, log)
             try:
                 if manager.remaining:
@@ -163,8 +163,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
         raise ConfigError(what, setting("trial_gpus"), "omit it: each of several workers has a GPU of its own")
     space = parse_search_space(search.search_space)
     metrics = (*Protocol().metrics, DEV_LOSS)
-    if search.metric not in metrics:
-        raise ConfigError(f"unknown metric {search.metric!r}", setting("metric"), did_you_mean(search.metric, metrics))
+    check_known("metric", search.metric, metrics, setting("metric"))
     scales = [dimension.key for dimension in space.dimensions if dimension.section == "loss"]
     for name, metric in (("metric", search.metric), ("asha_metric", search.asha_metric if search.asha else "")):
         if metric == DEV_LOSS and scales:

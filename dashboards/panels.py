@@ -1,4 +1,4 @@
-"""Description of the dashboard: `python dashboards/describe.py` writes `grafana/raytriever.json`, which is committed.
+"""Panels of the dashboard: `python dashboards/panels.py` writes `grafana/raytriever.json`, which is committed.
 
 The gauges of a run are in docs/reference/gauges.md, Ray's own metrics are in
 https://docs.ray.io/en/latest/ray-observability/reference/system-metrics.html. `max by (run)`, because a worker that was

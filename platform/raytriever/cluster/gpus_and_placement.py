@@ -31,9 +31,9 @@ def task_options(gpus: float) -> dict[str, Any]:
     return {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "DEFAULT"}
 
 
-def worker_resources(gpus: float) -> dict[str, float] | None:
-    """Return the resources of each training worker; None, for Ray's default, on a cluster without GPUs."""
-    return {"CPU": 1, "GPU": gpus} if count_gpus() else None
+def worker_resources(use_gpu: bool, gpus: float) -> dict[str, float] | None:
+    """Return the resources of each training worker; None, for Ray's default, if it uses no GPU."""
+    return {"CPU": 1, "GPU": gpus} if use_gpu else None
 
 
 def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:

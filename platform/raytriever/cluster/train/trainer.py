@@ -218,7 +218,7 @@ def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
         scaling_config=ScalingConfig(
             num_workers=0 if job.in_process else most if most == fewest else (fewest, most),
             use_gpu=use_gpu,
-            resources_per_worker=worker_resources(job.gpus),
+            resources_per_worker=worker_resources(use_gpu, job.gpus),
             elastic_resize_monitor_interval_s=RESIZE_SECONDS,
         ),
         run_config=RunConfig(

@@ -263,7 +263,7 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
     with pytest.raises(ConfigError, match="3 actors with 1 GPUs each do not fit"):
         choose_actor_pool(config)
     monkeypatch.setenv("RAY_ADDRESS", "a cluster that may grow, but not to a GPU")
-    monkeypatch.setattr("raytriever.cluster.encode_on_cluster.count_gpus", lambda: 0)
+    monkeypatch.setattr("raytriever.cluster.gpus_and_placement.count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="the cluster has no GPU"):
         choose_actor_pool(config)
 

@@ -15,12 +15,7 @@ from raytriever.metrics.pair_threshold import (
     choose_pair_threshold,
     ranked_relevance,
 )
-from raytriever.metrics.passage_threshold import (
-    RankedPassages,
-    achieve_kept,
-    choose_kept_threshold,
-    unreachable_kept,
-)
+from raytriever.metrics.passage_threshold import RankedPassages, achieve_kept, choose_kept_threshold, unreachable_kept
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import AutoModel, AutoModelForTextEncoding
 
-from raytriever.core.errors import ConfigError, ModelError
+from raytriever.core.errors import ModelError
 from raytriever.experiments.export.export_model import export
 from raytriever.experiments.export.export_settings import ExportConfig
 from raytriever.models.directory import model_files
@@ -153,14 +153,6 @@ def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path
     # What is on disk is the whole encoder, so another dimension may be asked of it.
     more = encode_texts(load_retriever(ModelConfig(str(tmp_path), truncate_dim=32)), TEXTS, "passage")
     np.testing.assert_allclose(more, whole, atol=1e-6)
-
-
-def test_more_components_than_the_dim_are_refused(tiny_encoder: Path) -> None:
-    assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).dim == 32
-    with pytest.raises(
-        ConfigError, match=r"truncate_dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
-    ):
-        load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=33))
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import hashlib
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -278,14 +277,6 @@ def test_splits_of_pairs(tmp_path: Path) -> None:
     (tmp_path / "set" / "train" / "cache-0123.arrow").write_bytes(b"of map()")
     counts = open_all_splits(tmp_path / "set").counts()
     assert (counts["train_queries"], counts["dev_queries"], counts["documents"]) == (8, 3, 8)
-
-
-def test_rows_have_their_numbers_in_chunks_of_any_size(tmp_path: Path) -> None:
-    pairs(2500).save_to_disk(tmp_path / "set")
-    [part] = recognize(Source.open(tmp_path / "set")).parts
-    for size in (1, 20_000, 1 << 20):
-        parsed = [parse_block(part, block) for block in read_blocks(part, 0, size)]
-        assert np.concatenate([item.rows_of("queries") for item in parsed]).tolist() == list(range(1, 2501))
 
 
 @pytest.mark.parametrize("damage", ["cut", "words", "pickled", "empty"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
-from reference_losses import query_scores, reference_loss
+from reference_losses import reference_loss
 from torch import Tensor
 
 from raytriever.losses.batch_and_temperature import Candidates
@@ -123,11 +123,3 @@ def double_sum(scores: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor
         grad += torch.autograd.grad(value, scores, retain_graph=True)[0]
         total += value.detach()
     return total, grad
-
-
-def auc(queries: Tensor, passages: Tensor, ids: BatchIds) -> float:
-    """The fraction of pairs in the right order, ties counted half."""
-    every = list(query_scores(queries.detach(), passages.detach(), ids, LossConfig()))
-    positives, negatives = torch.cat([row.positives for row in every]), torch.cat([row.negatives for row in every])
-    apart = positives[:, None] - negatives[None, :]
-    return float(((apart > 0).double() + (apart == 0).double() / 2).mean())

@@ -53,13 +53,6 @@ def test_equals_obuchowski_written_out(seed: int, queries: int) -> None:
     assert result == pytest.approx(np.sqrt(variance), rel=1e-9) if variance > 0 else np.isnan(result)
 
 
-def test_a_cluster_for_every_score_is_delong() -> None:
-    up, down = pools(3)
-    ours, theirs = np.arange(len(up)), len(up) + np.arange(len(down))
-    alone = auc_interval(up, down)
-    assert auc_interval(up, down, ours, theirs).standard_error == pytest.approx(alone.standard_error, rel=1e-12)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_bounds_by_their_formula(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -141,6 +134,7 @@ def test_t_test_equals_scipy(seed: int, queries: int) -> None:
     theirs = scipy.stats.ttest_rel(system, baseline)
     ours = paired_t_test(system, baseline)
     assert (ours.statistic, ours.p_value) == pytest.approx((theirs.statistic, theirs.pvalue), rel=1e-10)
+    assert ours.effect == pytest.approx(theirs.statistic / np.sqrt(queries))
 
 
 def test_t_test_where_no_query_differs_or_all_do_alike() -> None:
@@ -148,11 +142,6 @@ def test_t_test_where_no_query_differs_or_all_do_alike() -> None:
     assert paired_t_test(same, same).p_value == 1
     assert paired_t_test(same + 0.1, same).p_value == 0
     assert paired_t_test(same - 0.1, same).effect == -np.inf
-
-
-def test_the_t_test_finds_something_in_nothing_as_often_as_it_says() -> None:
-    p_values = [paired_t_test(*values(seed, 15, shift=0.0)).p_value for seed in range(400)]
-    assert 0.15 < np.mean(np.array(p_values) < 0.2) < 0.25
 
 
 def test_holm_by_its_steps() -> None:
@@ -172,12 +161,6 @@ def test_holm_rejects_what_stepping_down_rejects(p_values: list[float], level: f
             break
         rejected.add(index)
     assert set(np.flatnonzero(holm(p_values) <= level)) == rejected
-
-
-def test_the_effect_size_by_its_definition() -> None:
-    system, baseline = np.array([0.5, 0.7, 0.2, 0.9]), np.array([0.4, 0.4, 0.3, 0.5])
-    differences = system - baseline
-    assert paired_t_test(system, baseline).effect == pytest.approx(differences.mean() / differences.std(ddof=1))
 
 
 def test_unpaired_scores_are_reported() -> None:

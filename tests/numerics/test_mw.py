@@ -13,7 +13,7 @@ from examples import double_sum
 from raytriever.core.errors import LossInputError
 from raytriever.losses.mw.cpu_kernel import CompiledWalk
 from raytriever.losses.mw.functional import mann_whitney
-from raytriever.losses.mw.grid import EVEN_CELLS, LARGEST_SCORE, build_grid
+from raytriever.losses.mw.grid import LARGEST_SCORE, build_grid
 from raytriever.losses.mw.mann_whitney import PairwiseSums, TensorWalk
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
@@ -55,20 +55,6 @@ def test_error_against_the_table(batch: int, temperature: float, kind: str) -> N
     if float(value) > 1e-25:
         assert error(ours, value) < 1e-9
         assert error(ours_grad, grad) < 1e-9
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_any_range_of_scores(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
-    scores = (torch.rand(16, 96, generator=generator, dtype=torch.float64) * 2e4 - 1e4).to(dtype)
-    scores[3, 40:50] = scores[0, 0] + torch.linspace(-3e-3, 3e-3, 10, dtype=dtype)
-    grid = build_grid(scores.diagonal().double() / 1e-3, -1e7, 1e7, dtype)
-    assert grid.cells < 16 * 800 < 2 * EVEN_CELLS < 2e7
-    value, grad = double_sum(scores, 1e-3)
-    ours, ours_grad = mw(scores, 1e-3)
-    tolerance = 1e-9 if dtype == torch.float64 else 1e-6
-    assert error(ours, value) < tolerance
-    assert error(ours_grad, grad) < tolerance
 
 
 def sums_of_fractions(scores: torch.Tensor, temperature: float) -> tuple[float, np.ndarray]:
@@ -290,10 +276,7 @@ def test_ignored_columns_count_for_nothing() -> None:
         ({"positives": torch.eye(2, 4).bool()}, r"positives: is a mask \(torch.bool of shape \(2, 4\)\).*torch.where"),
         ({"positives": torch.eye(2, 4).long()}, r"positives: is a mask \(torch.int64"),
         ({"positives": [[0], [1]]}, "positives: is list, .*give a torch.int64 tensor"),
-        (
-            {"positives": torch.empty(2, 1, device="meta").long()},
-            r"is torch.int64 of shape \(2, 1\) on meta.*on cpu",
-        ),
+        ({"positives": torch.empty(2, 1, device="meta").long()}, r"is torch.int64 of shape \(2, 1\) on meta.*on cpu"),
         ({"ignored": torch.tensor([0, 1])}, r"ignored: is torch.int64 of shape \(2,\).*\[:, None\]"),
     ],
 )

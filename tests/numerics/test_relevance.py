@@ -14,7 +14,6 @@ from raytriever.core.errors import LossInputError
 from raytriever.losses.batch_and_temperature import PAD, RowRelevance, copy_all
 from raytriever.losses.loss_settings import LossConfig
 
-CPU = torch.device("cpu")
 QUERIES, PASSAGES = 8, 24
 
 

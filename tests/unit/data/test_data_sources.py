@@ -211,10 +211,6 @@ def test_a_data_set_of_the_hub_is_listed_pinned_and_read() -> None:
     assert documents == [f"d{n}" for n in range(500)]
     assert queries == ["first?", "second?"]
     assert judged == ["d0", "d1"]
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_folder_and_a_file_of_the_hub() -> None:
     folder = Source.open("hf://datasets/org/tiny@main/qrels")
     assert [file.path for file in folder.files] == ["test.tsv"]
     [file] = Source.open("hf://datasets/org/tiny/corpus.jsonl").files

@@ -106,24 +106,15 @@ def test_random_negatives_avoid_positives_even_where_hardly_any_document_is_left
 def test_the_samples_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=TABLE)
-    assert [int(examples.sampled_positives(*every(examples, epoch), 1)[1, 0]) for epoch in range(6)] == [
-        7,
-        7,
-        2,
-        7,
-        7,
-        2,
-    ]
+    sampled = [int(examples.sampled_positives(*every(examples, epoch), 1)[1, 0]) for epoch in range(6)]
+    assert sampled == [7, 7, 2, 7, 7, 2]
     assert hard_negatives(examples, *every(examples, 2), 2).tolist() == [[4, 3], [9, 10], [8, 1]]
 
 
-def test_a_table_of_another_data_set_is_refused() -> None:
+def test_a_table_of_another_data_set_and_a_split_without_use_are_refused() -> None:
     other = NegativesTable.none(dataset_of(POSITIVES[:3], 12))
     with pytest.raises(DataError, match="has 3 queries, not 4"):
         Examples.of(DATASET, "train", 0, other)
-
-
-def test_a_split_without_use_is_refused() -> None:
     with pytest.raises(DataError, match="has no judgement above 0"):
         Examples.of(dataset_of([[], []], 3), "train", 0)
     # Documents of another data set do not count.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -90,21 +88,6 @@ def test_weights_are_held_round_by_round(
             assert (np.abs(slots / run - wanted) < 1).all()
         exact = order_of(sizes, sizes, batch, seed).stream  # with the sizes as weights, a round is one epoch of each
         assert np.bincount(part_of(sizes, exact.epoch(rounds).examples), minlength=len(sizes)).tolist() == sizes
-
-
-@settings(max_examples=40, deadline=None)
-@given(sizes=SEVERAL_SIZES, weights=WEIGHTS, seed=SEEDS, step=st.integers(0, 10**12), by_batch=st.booleans())
-def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
-    sizes: list[int], weights: list[int], seed: int, step: int, by_batch: bool
-) -> None:
-    alone, after = (order_of(sizes, weights, 8, seed, 8 if by_batch else 1) for _ in range(2))
-    after.batch(step + 3)
-    after.batch(0)
-    assert (alone.batch(step) == after.batch(step)).all()
-    assert (alone.epochs(step) == after.epochs(step)).all()
-    for workers in (1, 2, 4):
-        fractions = [worker_slice(alone.batch(step), rank, workers) for rank in range(workers)]
-        assert (np.concatenate(fractions) == alone.batch(step)).all()
 
 
 def test_a_small_data_set_has_its_turn_now_and_then() -> None:
@@ -258,16 +241,6 @@ def test_few_are_shared_where_documents_are_many(seed: int) -> None:
     assert shared(order, positives, steps) <= 8  # in batches across two epochs, and in the last of an epoch
 
 
-@settings(max_examples=40, deadline=None)
-@given(size=st.integers(1, 60), batch=st.integers(1, 80), seed=SEEDS)
-def test_one_document_for_all_queries_is_shared_by_all_but_one_a_batch(size: int, batch: int, seed: int) -> None:
-    positives = positives_of([[3]] * size)
-    order = spread_order(positives, batch, seed)
-    check_whole_epochs(order, 2)
-    steps = order.steps(2)
-    assert shared(order, positives, range(steps)) == steps * (batch - 1)
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("queries", [40, 45, 200])
 def test_a_document_with_more_queries_than_batches_leaves_little_more_than_it_must(seed: int, queries: int) -> None:
@@ -278,11 +251,24 @@ def test_a_document_with_more_queries_than_batches_leaves_little_more_than_it_mu
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=ROWS, seed=SEEDS, step=st.integers(0, 10**12))
-def test_a_step_of_a_spread_order_is_a_function_of_its_number(rows: list[list[int]], seed: int, step: int) -> None:
-    positives = positives_of(rows)
-    alone, after = spread_order(positives, 8, seed), spread_order(positives, 8, seed)
-    for other in (step + 2, 0, step + 1):
+@given(
+    sizes=SEVERAL_SIZES,
+    weights=WEIGHTS,
+    rows=ROWS,
+    seed=SEEDS,
+    step=st.integers(0, 10**12),
+    kind=st.sampled_from(["examples", "batches", "spread"]),
+)
+def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
+    sizes: list[int], weights: list[int], rows: list[list[int]], seed: int, step: int, kind: str
+) -> None:
+    alone, after = (
+        spread_order(positives_of(rows), 8, seed)
+        if kind == "spread"
+        else order_of(sizes, weights, 8, seed, 8 if kind == "batches" else 1)
+        for _ in range(2)
+    )
+    for other in (step + 3, 0, step + 1):
         after.batch(other)
     assert (alone.batch(step) == after.batch(step)).all()
     assert (alone.epochs(step) == after.epochs(step)).all()
@@ -295,21 +281,3 @@ def test_the_spread_order_never_changes() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     positives = positives_of([[number // 3] for number in range(12)] + [[0, 3]])
     assert spread_order(positives, 4, 7).batch(3).tolist() == [0, 12, 3, 6]
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_few_questions_of_a_paragraph_meet_on_squad(data_packs: Path) -> None:
-    batch = 64
-    lines = (data_packs / "squad" / "qrels" / "train.tsv").read_text().splitlines()[1:]
-    pairs = [line.split("\t") for line in lines]
-    number_of = {name: number for number, name in enumerate(dict.fromkeys(pair[1] for pair in pairs))}
-    queries: dict[str, list[int]] = {}
-    for query, document, _ in pairs:
-        queries.setdefault(query, []).append(number_of[document])
-    positives = positives_of(list(queries.values()))
-    assert len(positives) > 87_000
-    order = spread_order(positives, batch)
-    assert shared(Order(len(positives), batch, 0), positives, range(order.steps(1))) > 100
-    assert shared(order, positives, range(order.steps(2))) < 20
-    check_whole_epochs(order, 2)

@@ -171,7 +171,7 @@ def test_rows_that_cannot_be_tokenized_are_quarantined_alone(small: Path, words_
     add(small / "corpus.jsonl", _id="last", text="text")
     dataset = open_dataset(small, ["test"], tokenization=Deadly(words_json), max_bad_rows=0.1, run=in_processes)
     assert [(entry["row"], entry["reason"]) for entry in dataset.quarantine.entries] == [
-        (41, "cannot be tokenized (BaseException: a panic, which is no Exception)"),
+        (41, "cannot be tokenized (BaseException: a panic, which is no Exception)")
     ]
     assert list(dataset.documents.ids)[-2:] == ["d39", "last"]
     assert dataset.tokens is not None

@@ -109,20 +109,8 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda p: np.save(p / "queries.live.npy", np.array([3, 3])),
         "queries.live.npy: the rows do not ascend",
     ),
-    "origins": (
-        lambda p: (
-            np.save(p / "negatives.npy", np.array([[0], [1], [5], [0]])),
-            np.save(p / "negatives.scores.npy", np.zeros(1, np.float32)),
-        )[0],
-        "negatives.npy: an origin is 5, expected 0 to 4",
-    ),
-    "the number of scores": (
-        lambda p: (
-            np.save(p / "negatives.npy", np.array([[0], [1], [4], [0]])),
-            np.save(p / "negatives.scores.npy", np.zeros(2, np.float32)),
-        )[0],
-        "negatives.scores.npy: has the shape 2, expected 1",
-    ),
+    "origins": (lambda p: save_negatives(p, 5, 1), "negatives.npy: an origin is 5, expected 0 to 4"),
+    "the number of scores": (lambda p: save_negatives(p, 4, 2), "negatives.scores.npy: has the shape 2, expected 1"),
     "answers of no query": (
         lambda p: rewrite(p / "answers.arrow", {"query": [0, 44], "text": ["a", "b"]}),
         "answers.arrow: the position of a query is 44, expected 0 to 39",
@@ -142,6 +130,11 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "unanswerable twice": (lambda p: np.save(p / "unanswerable" / "train.npy", np.array([3, 3])), "do not ascend"),
 }
+
+
+def save_negatives(path: Path, origin: int, scores: int) -> None:
+    np.save(path / "negatives.npy", np.array([[0], [1], [origin], [0]]))
+    np.save(path / "negatives.scores.npy", np.zeros(scores, np.float32))
 
 
 def save_labels(path: Path, count: int, label: float) -> None:

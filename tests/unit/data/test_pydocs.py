@@ -63,15 +63,6 @@ def test_is_built_once_for_a_version_of_python(library: Path, monkeypatch: pytes
     assert pydocs_folder() != folder
 
 
-def test_a_cache_without_its_manifest_is_built_again(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = pydocs_folder()
-    (folder / "manifest.json").unlink()
-    assert pydocs_folder() == folder
-    assert (folder / "manifest.json").is_file()
-    err = capsys.readouterr().err
-    assert f"{folder}: cannot read manifest.json (No such file or directory); making it again" in err
-
-
 def test_equal_sentences_and_passages_count_once() -> None:
     pairs = [
         Pair("a.b.c", "Return the sum.", "one"),

@@ -21,7 +21,7 @@ from pyarrow import parquet
 from raytriever.core.errors import DataError, StorageError
 from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns
 from raytriever.data.formats.file_blocks import Parsed, parse_block, read_blocks
-from raytriever.data.formats.file_rows import column_names, numbered_rows, read_elements, read_lines
+from raytriever.data.formats.file_rows import column_names, numbered_rows, read_elements
 from raytriever.data.formats.plan import Kind, Part
 from raytriever.data.formats.tevatron_dpr_and_pairs import dpr_row
 from raytriever.data.records_and_bad_rows import Quarantine, bad_entry, check_fraction
@@ -337,22 +337,3 @@ def test_too_many_bad_rows_stop_with_one_line() -> None:
         "corpus.jsonl row 7: not JSON; 3 of 199 rows are bad (1.51%), more than the 1 % allowed by "
         "max_bad_rows; correct the rows, or raise max_bad_rows"
     )
-
-
-@settings(max_examples=60)
-@given(
-    rows=st.lists(st.binary(max_size=40).map(lambda row: row.replace(b"\n", b"")), min_size=1, max_size=60),
-    size=st.integers(1, 200),
-    ends=st.booleans(),
-)
-def test_pieces_are_whole_rows_of_about_the_size(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[bytes], size: int, ends: bool
-) -> None:
-    file = tmp_path_factory.mktemp("rows") / "a"
-    content = b"x" + b"\n".join(rows) + b"\n" * ends
-    file.write_bytes(content)
-    pieces = list(read_lines(str(file), size))
-    assert b"".join(piece for _, piece in pieces).split() == content.split()
-    longest = max(map(len, content.split(b"\n"))) + 1
-    assert all(piece.endswith(b"\n") for _, piece in pieces[:-1])
-    assert all(len(piece) <= size + longest for _, piece in pieces)

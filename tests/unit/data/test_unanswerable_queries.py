@@ -108,19 +108,14 @@ def test_dev_taken_from_train_takes_its_fraction(small: Path) -> None:
     assert "test" not in open_dataset(small, ["train"]).unanswerable
 
 
-def test_combined_data_sets_shift_them(small: Path, tmp_path: Path) -> None:
-    without_answer(small, "test", ["u1"])
-    one = open_all_splits(small)
-    both = combine([one, one])
-    assert both.unanswerable["test"].tolist() == [40, 81]
-    assert [both.queries.texts[row] for row in both.unanswerable["test"]] == ["nobody knows u1"] * 2
-
-
-def test_writers_keep_them(small: Path, tmp_path: Path) -> None:
+def test_writers_keep_them_and_combined_data_sets_shift_them(small: Path, tmp_path: Path) -> None:
     without_answer(small, "test", [f"u{n}" for n in range(10)])
     dataset = open_all_splits(small)
     write_annotated(tmp_path / "annotated", dataset, "train", {}, {}, "human", {"kind": "annotations"})
     assert open_all_splits(tmp_path / "annotated").unanswerable["test"].tolist() == list(range(40, 50))
+    both = combine([dataset, dataset])
+    assert both.unanswerable["test"].tolist() == [*range(40, 50), *range(90, 100)]
+    assert both.queries.texts[90] == "nobody knows u0"
 
 
 def test_annotation_leaves_them_out(small: Path) -> None:

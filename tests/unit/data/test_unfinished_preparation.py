@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from beir import write_beir
 from prepared import prepare
@@ -144,14 +142,6 @@ def empty_work(leftover: Path) -> None:
     (leftover / WORK / "00000-000002.npz").write_bytes(b"")
 
 
-def add_field(leftover: Path) -> None:
-    """As a version whose reports say more."""
-    file = leftover / WORK / "00000-000002.npz"
-    arrays = dict(np.load(file))
-    report = json.loads(arrays["report"].tobytes()) | {"later": 1}
-    np.savez(file, **arrays | {"report": np.frombuffer(json.dumps(report).encode(), np.uint8)})
-
-
 def grow_old(leftover: Path) -> None:
     os.utime(leftover, (0, 0))
 
@@ -167,7 +157,6 @@ def grow_old(leftover: Path) -> None:
         (lose, [2]),
         (damage_work, [2]),
         (empty_work, [2]),
-        (add_field, [2]),
     ],
 )
 def test_finished_shards_stay(

@@ -122,11 +122,13 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
     content = json.loads((output / "results.json").read_bytes())
     about = content["about"]["letters"]
     assert (about["absent_relevant"], about["relevant"], about["unanswerable_queries"]) == (3, 34, 1)
+    queries = json.loads((output / "per_query" / "letters.json").read_bytes())
     for model in ("bm25", "tiny"):
         theirs = by_trec_eval(folder, output / "runs" / model / "letters.trec")
         for name in ("ndcg_at_10", "recall_at_100", "map_at_100"):
             assert content["models"][model]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)
-    queries = json.loads((output / "per_query" / "letters.json").read_bytes())
+        by_query = queries["models"][model]["metrics"]["map_at_100"]
+        assert np.mean(by_query) == pytest.approx(theirs["map_at_100"], abs=1e-6)
     assert queries["relevant"][queries["queries"].index("q129")] == []
 
 

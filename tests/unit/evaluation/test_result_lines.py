@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from beir import write_beir
 
 from raytriever.core.errors import ConfigError, DataError
-from raytriever.evaluation.differences.system_significance import collect_marks, pair_rows
 from raytriever.evaluation.evaluated_datasets import (
     BEIR,
     EvaluationDataset,
@@ -41,9 +37,7 @@ def test_metrics_in_the_words_users_know() -> None:
     )
     assert [metric_title(name) for name in names[-4:]] == ["Judged@10", "Acc@20", "AUC", "AUC per query"]
     assert metric_title(names[4]) == "MAP@100"
-
-
-def test_a_metric_without_a_cutoff_has_that_of_the_run_files() -> None:
+    # A metric without a cutoff has that of the run files.
     assert read_metrics("map,mrr,ndcg,recall,map@100") == ("map_at_100", "mrr_at_100", "ndcg_at_100", "recall_at_100")
     assert read_best_metric("map") == "map_at_100"
 
@@ -176,31 +170,6 @@ def test_missing_data_sets_of_the_suite_are_reported(tmp_path: Path) -> None:
     assert {"ir_datasets:beir/dbpedia-entity", "hf://datasets/mteb/dbpedia"} <= set(tried)
 
 
-def test_marks_are_against_each_baseline_and_corrected_over_data_sets() -> None:
-    noise = np.random.default_rng(0).normal(size=40)
-    noise = (noise - noise.mean()) / noise.std(ddof=1)
-
-    def rows_for(*t_values: float) -> Any:
-        """Differences with these values of t; a data set of one query comes last."""
-        model = {f"d{i}": {"map": 0.05 * (noise + t / np.sqrt(40))} for i, t in enumerate(t_values)}
-        base = {name: {"map": np.zeros(40)} for name in model}
-        model["single"], base["single"] = {"map": np.ones(1)}, {"map": np.zeros(1)}
-        return pair_rows({"base": base, "model": model})
-
-    rows = rows_for(2.2, 2.2)
-    assert [(row.model, row.against, row.dataset) for row in rows] == [
-        ("model", "base", "d0"),
-        ("model", "base", "d1"),
-    ]
-    # Each is significant by itself, neither of two.
-    assert rows[0].p == pytest.approx(0.0338, abs=1e-4)
-    assert rows[0].p_holm == pytest.approx(2 * rows[0].p)
-    assert not collect_marks(rows, ["base", "model"])
-    marks = collect_marks(rows_for(2.2, -20), ["base", "model"])
-    assert [marks[name, "model", "map"] for name in ("d0", "d1")] == ["+", "-"]
-    assert [marks[name, "base", "map"] for name in ("d0", "d1")] == ["◇", "◆"]
-
-
 def test_a_caption_names_the_split_of_each_data_set() -> None:
     models = {name: {item: {"ndcg_at_10": 0.5} for item in BEIR} for name in ("a", "b")}
     splits = {item: "dev" if item == "msmarco" else "test" for item in BEIR}
@@ -229,8 +198,3 @@ def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(tmp_path: 
         assert analysis["warning"] in shown
     assert "stop words: English; stemmer: Snowball, English" in text
     assert "stemmer: Snowball, English." in page
-    job = replace(job, datasets=describe_datasets([str(folder)], "test"))
-    recognized = run_evaluation(job, tmp_path / "zh", False, Tracker, said.append)
-    line = "Analyzer of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
-    assert line in format_results(recognized)
-    assert recognized.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]

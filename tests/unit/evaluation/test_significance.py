@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from raytriever.evaluation.differences.system_significance import (
-    best_models,
-    collect_marks,
-    pair_rows,
-    pairs_with,
-)
+from raytriever.evaluation.differences.system_significance import best_models, collect_marks, pair_rows, pairs_with
 from raytriever.evaluation.report_document import format_results, points_of
 from raytriever.evaluation.result_tables import ReportTable
 from raytriever.evaluation.results import About, AnalysisAbout, Results
@@ -109,6 +104,7 @@ def test_what_cannot_be_tested_has_no_best() -> None:
     assert best_models(pair_rows(values), untested) == {}
     values["b"]["d0"]["ndcg_at_10"] = values["b"]["d0"]["ndcg_at_10"][:-1]  # of other queries
     assert pair_rows(values) == []
+    assert pair_rows(table({"a": [0.0], "b": [0.5]}, queries=1)) == []
 
 
 def test_a_runs_table_says_whether_training_changed_anything() -> None:

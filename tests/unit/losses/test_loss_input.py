@@ -8,10 +8,9 @@ import pytest
 import torch
 from batch_ids import BatchIds, TeacherScores, build_loss
 
-from raytriever.core.errors import ConfigError, LossInputError
+from raytriever.core.errors import LossInputError
 from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.named_losses import LOSS_NAMES
-from raytriever.training.run_config import Config, check_config
 
 IDS = BatchIds(torch.tensor([7, 8]), torch.tensor([[0], [1]]), torch.arange(4))
 EMBEDDINGS = torch.eye(4)
@@ -81,21 +80,6 @@ def test_a_scale_that_is_lost_is_named(name: str, scale: float) -> None:
         loss.log_temperature.fill_(scale)
     with pytest.raises(LossInputError, match=r"scores overflow.*training brought the temperature near 0"):
         loss(EMBEDDINGS[:2], EMBEDDINGS, IDS)
-
-
-@pytest.mark.parametrize(
-    ("loss", "settings", "words"),
-    [
-        ("bce", {"threshold": float("nan")}, "threshold"),
-        ("bce", {"positive_weight": 0.0}, "positive_weight"),
-        ("mw", {"positive_weight": 2.0}, "positive_weight: has no effect with loss mw"),
-        ("mw+cosent", {"threshold": 0.2}, r"threshold: has no effect with loss mw\+cosent"),
-    ],
-)
-def test_a_wrong_setting_of_bce_is_one_line(loss: str, settings: dict, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as error:
-        check_config(Config(loss=LossConfig(loss, **settings)))
-    assert "\n" not in str(error.value)
 
 
 def test_a_batch_whose_every_other_query_has_negatives_is_fine() -> None:

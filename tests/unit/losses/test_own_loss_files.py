@@ -176,9 +176,13 @@ def test_a_sum_is_split_into_its_losses(loss: str, terms: tuple[str, ...]) -> No
         ({"loss": "mw+infonce", "loss_weights": "1,nan"}, "give a number from 0 for each loss"),
         ({"loss": "infonce+joint", "reduction": "sum"}, "reduction: has no effect with loss infonce+joint"),
         ({"loss": "mw+no.py:f"}, "no.py: no such file on "),
+        ({"loss": "bce", "threshold": float("nan")}, "threshold: nan is out of range"),
+        ({"loss": "bce", "positive_weight": 0.0}, "positive_weight: 0.0 is out of range"),
+        ({"loss": "mw", "positive_weight": 2.0}, "positive_weight: has no effect with loss mw"),
+        ({"loss": "mw+cosent", "threshold": 0.2}, "threshold: has no effect with loss mw+cosent"),
     ],
 )
-def test_a_wrong_sum_is_refused_in_one_line(settings: dict[str, object], words: str) -> None:
+def test_a_wrong_setting_is_refused_in_one_line(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_config(Config(loss=LossConfig(**settings)))  # type: ignore[arg-type]
     assert words in str(error.value)

@@ -264,12 +264,8 @@ def test_a_question_does_not_take_part_in_its_own_confidence() -> None:
     assert other[0] == held_out[0]
     assert (other != held_out).sum() > 150
     assert held_out_confidence("score", questions) == pytest.approx(questions.scores[:, 0])
-
-
-def test_the_temperature_reads_no_judgement() -> None:
-    questions = sampled_with_bm25(60)
-    flipped = replace(questions, relevant=~questions.relevant)
-    assert fit_confidence("entropy", questions) == fit_confidence("entropy", flipped)
+    # A temperature is fitted without judgements.
+    assert fit_confidence("entropy", questions) == fit_confidence("entropy", replace(questions, relevant=flipped))
 
 
 def test_no_document_is_no_confidence_and_one_kind_of_answer_has_no_weights() -> None:

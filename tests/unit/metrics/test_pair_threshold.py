@@ -15,19 +15,7 @@ from raytriever.metrics.pair_threshold import (
     choose_pair_threshold,
     ranked_relevance,
 )
-from raytriever.metrics.passage_threshold import (
-    RankedPassages,
-    achieve_kept,
-    choose_kept_threshold,
-    unreachable_kept,
-)
-
-
-def test_precision_without_accepted_pairs_is_nan() -> None:
-    low = ScoredPools(np.array([0.5]), np.array([0.1]), *[np.zeros(1, int)] * 2)
-    fractions = achieve_pairs(low, 9.0)
-    assert np.isnan(fractions.precision.value)
-    assert fractions.recall.value == 0
+from raytriever.metrics.passage_threshold import RankedPassages, achieve_kept, choose_kept_threshold, unreachable_kept
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -48,6 +36,7 @@ def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
         result = achieve_pairs(pools, score)
         assert (result.precision.count, result.precision.total) == (relevant, above)
         assert (result.recall.count, result.recall.total) == (relevant, len(ours))
+        assert result.precision.value == pytest.approx(relevant / above if above else np.nan, nan_ok=True)
         for fraction in (result.precision, result.recall):
             assert 0 <= fraction.low <= fraction.high <= 1
             assert not fraction.low > fraction.value
@@ -71,6 +60,10 @@ def test_the_highest_of_thresholds_with_one_f1_is_chosen() -> None:
     assert best_f1_threshold(positives, negatives) == (0.5, 3 / 5, 3 / 4)
 
 
+def f1_of(result: dict[str, float]) -> float:
+    return 2 / sum(1 / value for value in result.values()) if all(result.values()) else 0.0
+
+
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), target=st.sampled_from(["precision", "recall"]), tenths=st.integers(1, 10))
 def test_equals_trying_every_score(seed: int, target: str, tenths: int) -> None:
@@ -92,17 +85,21 @@ def test_equals_trying_every_score(seed: int, target: str, tenths: int) -> None:
         assert target == "precision"
         assert result.score == np.inf
         assert result.value == max(value["precision"] for value in tried.values())
+    score, precision, recall = best_f1_threshold(positives, negatives)
+    assert tried[score] == {"precision": precision, "recall": recall}
+    assert f1_of(tried[score]) == pytest.approx(max(map(f1_of, tried.values())))
 
 
 @pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
-def test_refuse_targets_out_of_range(wanted: float) -> None:
+def test_refuse_targets_out_of_range_and_scores_without_a_query(wanted: float) -> None:
     with pytest.raises(MetricInputError, match="give a value above 0"):
         choose_pair_threshold(ScoredPools(np.ones(2), np.zeros(2)), "recall", wanted)
-
-
-def test_without_positives_there_is_none() -> None:
     with pytest.raises(MetricInputError, match="no positives"):
         choose_pair_threshold(ScoredPools(np.ones(0), np.zeros(2)), "recall", 0.5)
+    with pytest.raises(MetricInputError, match="some scores have no query"):
+        achieve_pairs(ScoredPools(np.ones(4), np.zeros(4), np.arange(4), np.arange(3)), 0.5)
+    with pytest.raises(MetricInputError, match="queries of scores are unknown"):
+        achieve_pairs(ScoredPools(np.ones(4), np.zeros(4)), 0.5)
 
 
 def test_relevance_at_ranks_by_its_definition() -> None:
@@ -115,19 +112,6 @@ def test_relevance_at_ranks_by_its_definition() -> None:
         own += [(-score, False) for score in pools.negatives[theirs == query]]
         expected = [is_positive for _, is_positive in sorted(own)][:12]
         assert relevant[query].tolist() == expected + [False] * (12 - len(expected))
-
-
-def test_refuse_scores_without_a_query() -> None:
-    wrong = ScoredPools(np.ones(4), np.zeros(4), np.arange(4), np.arange(3))
-    with pytest.raises(MetricInputError, match="some scores have no query"):
-        achieve_pairs(wrong, 0.5)
-    with pytest.raises(MetricInputError, match="queries of scores are unknown"):
-        achieve_pairs(ScoredPools(np.ones(4), np.zeros(4)), 0.5)
-
-
-def test_a_tied_best_score_is_not_right() -> None:
-    pools = ScoredPools(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0]), np.arange(3), np.arange(3))
-    assert ranked_relevance(pools, 4, 1)[:, 0].tolist() == [True, False, False, False]
 
 
 def sampled(rng: np.random.Generator, count: int, *, ties: bool = False, depth: int = 12) -> RankedPassages:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import pytrec_eval
@@ -83,39 +81,6 @@ def test_equals_trec_eval_with_ties_grades_and_what_is_missing(
     theirs = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}, relevance_level=level).evaluate(cut)
     expected = [theirs[f"q{i}"]["recip_rank"] if f"q{i}" in theirs else 0.0 for i in range(queries)]
     np.testing.assert_allclose(evaluate_ranking(ranking, judged(grades), ["mrr_at_4"], level)["mrr_at_4"], expected)
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("year", ["dl19", "dl20"])
-def test_equals_trec_eval_on_the_judgements_of_trec_deep_learning(data_packs: Path, year: str) -> None:
-    lines = (data_packs / "trec-dl-judgements" / "qrels" / f"{year}.tsv").read_text().splitlines()[1:]
-    rows = [line.split("\t") for line in lines]
-    queries, documents = sorted({row[0] for row in rows}), sorted({row[1] for row in rows})
-    q, d = np.searchsorted(queries, [row[0] for row in rows]), np.searchsorted(documents, [row[1] for row in rows])
-    relevance = Relevance(q, d, np.array([int(row[2]) for row in rows]), len(queries))
-
-    # Two thirds of a query's judged documents, a little ahead of as many that were judged for other queries.
-    rng = np.random.default_rng(0)
-    run: dict[str, dict[str, float]] = {}
-    for query, document, grade in rows:
-        score_of = run.setdefault(query, {})
-        score_of.setdefault(documents[rng.integers(len(documents))], float(np.round(rng.normal(), 1)))
-        if rng.random() < 2 / 3:
-            score_of[document] = float(np.round(rng.normal() + int(grade) / 2, 1))
-    depth = max(map(len, run.values()))
-    listed, scores = np.full((len(queries), depth), -1), np.zeros((len(queries), depth))
-    for index, query in enumerate(queries):
-        listed[index, : len(run[query])] = np.searchsorted(documents, list(run[query]))
-        scores[index, : len(run[query])] = list(run[query].values())
-    ours = evaluate_ranking(order_results(scores, listed, tie_order(documents)), relevance, TREC_NAMES, level=2)
-
-    qrels: dict[str, dict[str, int]] = {}
-    for query, document, grade in rows:
-        qrels.setdefault(query, {})[document] = int(grade)
-    theirs = pytrec_eval.RelevanceEvaluator(qrels, set(TREC_NAMES.values()), relevance_level=2).evaluate(run)
-    for name, trec in TREC_NAMES.items():
-        np.testing.assert_allclose(ours[name], [theirs[query][trec] for query in queries], atol=1e-6, err_msg=name)
-        assert 0.01 < ours[name].mean() < 0.99
 
 
 @settings(deadline=None, max_examples=20)

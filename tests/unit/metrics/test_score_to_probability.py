@@ -34,13 +34,22 @@ def pairs_of(seed: int, count: int, scale: float = 1.0) -> tuple[np.ndarray, np.
     return scale * scores.astype(np.float32), rng.random(count) < 1 / (1 + np.exp(-2 * scores))
 
 
+def stored(curve: ScoreMap) -> ScoreMap:
+    """Return the map as it is read from a file."""
+    again = ScoreMap.from_json(json.loads(json.dumps(curve.to_json())))
+    assert again == curve
+    return again
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 200), scale=st.sampled_from([1e-3, 1.0, 300.0]))
 def test_the_isotonic_map_equals_scikit_learn(seed: int, count: int, scale: float) -> None:
     scores, relevant = pairs_of(seed, count, scale)
     where = np.linspace(-4, 4, 50) * scale
     theirs = IsotonicRegression(out_of_bounds="clip").fit(scores.astype(np.float64), relevant)
-    assert fit_isotonic(scores, relevant).probability(where) == pytest.approx(theirs.predict(where), abs=1e-9)
+    ours = stored(fit_isotonic(scores, relevant))
+    assert ours.probability(where) == pytest.approx(theirs.predict(where), abs=1e-9)
+    assert ours.probability(np.array([-np.inf, np.inf])) == pytest.approx(theirs.predict(where[[0, -1]] * 99), abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -53,7 +62,7 @@ def test_the_logistic_curve_equals_scikit_learn(seed: int) -> None:
     theirs = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-12, max_iter=1000).fit(
         np.concatenate([inputs, inputs]), np.repeat([1, 0], len(scores)), np.concatenate([targets, 1 - targets])
     )
-    ours = fit_platt(scores, relevant).probability(scores)
+    ours = stored(fit_platt(scores, relevant)).probability(scores)
     assert ours == pytest.approx(theirs.predict_proba(inputs)[:, 1], abs=1e-6)
 
 
@@ -69,21 +78,6 @@ def test_a_separating_score_gives_a_finite_curve_and_a_falling_one_a_level_curve
     assert falling.probability(np.array([-np.inf, np.inf])) == pytest.approx([0.5, 0.5])
     assert fit_platt(np.full(9, 0.3), np.arange(9) < 3).slope == 0
     assert fit_platt(scores, np.ones(40, bool)).probability(scores[:1])[0] == pytest.approx(41 / 42)
-
-
-@settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 300))
-def test_a_map_is_monotone_bounded_and_the_same_after_json(seed: int, count: int) -> None:
-    scores, relevant = pairs_of(seed, count)
-    where = np.sort(np.concatenate([scores.astype(np.float64), np.linspace(-9, 9, 40), [-np.inf, np.inf]]))
-    for curve in (fit_isotonic(scores, relevant), fit_platt(scores, relevant)):
-        values = curve.probability(where)
-        assert (np.diff(values) >= 0).all()
-        assert values[0] >= 0
-        assert values[-1] <= 1
-        again = ScoreMap.from_json(json.loads(json.dumps(curve.to_json())))
-        assert again == curve
-        assert (again.probability(where) == values).all()
 
 
 @pytest.mark.parametrize(
@@ -201,15 +195,6 @@ def test_the_error_of_scores_by_hand() -> None:
     assert calibration_error_of_scores(choosing, checking).value == pytest.approx(np.sqrt(expected))
     of_one_query = ScoredPools(checking.positives, checking.negatives, np.zeros(1, np.int64), np.zeros(4, np.int64))
     assert np.isnan(calibration_error_of_scores(choosing, of_one_query).value)
-
-
-def test_shifted_scores_have_a_larger_error() -> None:
-    def split(seed: int, shift: float) -> ScoredPools:
-        rng = np.random.default_rng(seed)
-        return ScoredPools(rng.normal(1 + shift, 1, 2_000), rng.normal(shift, 1, 2_000))
-
-    alike, moved = (calibration_error_of_scores(split(0, 0), split(seed, by)) for seed, by in ((1, 0.0), (2, 1.0)))
-    assert alike.value < 0.03 < 0.05 < moved.low
 
 
 def test_wrong_inputs_are_refused() -> None:

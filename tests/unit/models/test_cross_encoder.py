@@ -37,19 +37,6 @@ def literal(folder: Path) -> np.ndarray:
     return np.array(results)
 
 
-def test_scores_are_those_of_transformers_after_a_sigmoid(judge: Path) -> None:
-    scores = CrossEncoder(judge, torch.device("cpu"), "fp32")(*PAIRS)
-    wanted = literal(judge)
-    assert np.ptp(wanted) > 0.1
-    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-wanted)), atol=1e-5)
-
-
-def test_an_identity_in_the_configuration_is_used(tiny_encoder: Path, tmp_path: Path) -> None:
-    content = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    folder = write_cross_encoder(tiny_encoder, tmp_path / "identity", sentence_transformers=content)
-    np.testing.assert_allclose(CrossEncoder(folder, torch.device("cpu"), "fp32")(*PAIRS), literal(folder), atol=1e-4)
-
-
 def test_logits_are_the_scores_before_the_activation(judge: Path) -> None:
     scores = CrossEncoder(judge, torch.device("cpu"), "fp32").logits(*PAIRS)
     np.testing.assert_allclose(scores, literal(judge), atol=1e-5)

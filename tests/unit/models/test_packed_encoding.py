@@ -27,7 +27,7 @@ from raytriever.models.packed_attention import (
     use_packed_attention,
     use_repeatable_embeddings,
 )
-from raytriever.models.packing import TokenBatch, is_packed, join, move, pack, texts_of
+from raytriever.models.packing import TokenBatch, is_packed, move, pack, texts_of
 from raytriever.models.retriever import load_retriever
 
 LENGTHS = (3, 600, 17, 64, 3, 130)
@@ -150,15 +150,6 @@ def test_the_same_batch_gives_the_same_bits(case: str, device: str) -> None:
         embeddings, gradients = encode(encoder, tokens, "bf16")
         results.append([embeddings, *gradients])
     assert all(torch.equal(result, other) for result, other in zip(*results, strict=True))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_joined_batch_gives_the_embeddings_of_its_parts(device: str) -> None:
-    encoder, texts = build("xlm-roberta", device), texts_of_lengths()
-    parts = [packed_batch(encoder, texts[:2]), packed_batch(encoder, texts[2:])]
-    ones = [encoder(move(part, lambda tensor: tensor.to(device))) for part in parts]
-    together = encoder(move(join(parts), lambda tensor: tensor.to(device)))
-    torch.testing.assert_close(together, torch.cat(ones), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

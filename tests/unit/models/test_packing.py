@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy import ndarray
-from tiny_models import embed
 
 from raytriever.models import packing
-from raytriever.models.model_settings import ModelConfig
 from raytriever.models.packing import (
     BUCKET_COST,
     Buckets,
@@ -27,7 +24,6 @@ from raytriever.models.packing import (
     token_cost,
     tokens_of,
 )
-from raytriever.models.retriever import load_retriever
 
 TEXTS = [np.array([7, 8, 9]), np.array([5]), np.array([1, 2], dtype=np.int32)]
 PADDED = {
@@ -82,20 +78,6 @@ def make_buckets(lengths: list[int], most: int | None = None) -> Buckets:
 
 def cost(lengths: ndarray, cuts: list[int]) -> int:
     return sum(int(token_cost(part.max())) * len(part) + BUCKET_COST for part in np.split(lengths, cuts))
-
-
-@pytest.mark.parametrize("count", [1, 15, 16, 40, 100])
-def test_order_and_values_equal_those_of_single_texts(tiny_encoder: Path, count: int) -> None:
-    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
-    rng = np.random.default_rng(count)
-    texts = ["b" * int(n) for n in rng.integers(1, 60, count)]
-    with torch.inference_mode():
-        queries, passages = embed(
-            retriever, retriever.tokenize(texts, "query"), retriever.tokenize(texts[::-1], "passage")
-        )
-        alone = torch.cat([retriever.encode(retriever.pad(retriever.token_ids([t], "query")), "query") for t in texts])
-    torch.testing.assert_close(queries, alone, atol=1e-5, rtol=0)
-    torch.testing.assert_close(passages, alone.flip(0), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("seed", range(20))

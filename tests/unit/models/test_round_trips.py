@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from torch import nn
-from transformers import AutoModel, AutoModelForTextEncoding
 
-from raytriever.core.errors import ConfigError, ModelError
+from raytriever.core.errors import ModelError
 from raytriever.experiments.export.export_model import export
 from raytriever.experiments.export.export_settings import ExportConfig
-from raytriever.models.directory import model_files
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.pooling import MODES, pool
 from raytriever.models.retriever import load_retriever
@@ -26,7 +22,6 @@ from raytriever.retrieval.encoding.encode_texts import encode_texts
 
 sys.path += [str(Path(__file__).parents[3] / folder) for folder in ("benchmarks", "tests/support")]
 from cases import CASES, TEXTS, Case
-from directories import routed
 
 import zoo
 
@@ -70,35 +65,6 @@ def test_a_directory_is_read_and_written_as_the_library_does_or_refused(case: Ca
     SentenceTransformer(str(written), device="cpu").save_pretrained(str(again), create_model_card=False)
     assert not (again / "raytriever.json").exists()
     assert_equal(zoo.by_raytriever(load_retriever(ModelConfig(str(again))), SOME), own)
-
-
-def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    routed(same_transformer=False, same_head=True)(tmp_path / "model")
-    read: list[str] = []
-    read_json = model_files.read_json
-
-    def recorded(file: Path, *arguments: Any, **others: Any) -> Any:
-        read.append(file.relative_to(tmp_path / "model").as_posix())
-        return read_json(file, *arguments, **others)
-
-    monkeypatch.setattr(model_files, "read_json", recorded)
-    load_retriever(ModelConfig(str(tmp_path / "model")))
-    assert {"modules.json", "router_config.json", "config_sentence_transformers.json"} <= set(read)
-    assert len(read) == len(set(read))
-
-
-@pytest.mark.parametrize("name", ["bert-cls", "t5-sentence", "llama-bidirectional"])
-def test_transformers_computes_the_same_states(name: str, tmp_path: Path) -> None:
-    source, written = tmp_path / "source", tmp_path / "written"
-    next(case for case in CASES if case.name == name).write(source)
-    retriever = load_retriever(ModelConfig(str(source)))
-    written.mkdir()
-    write_model(retriever, written)
-    model: nn.Module = (AutoModelForTextEncoding if "t5" in name else AutoModel).from_pretrained(written)
-    batch = retriever.pad(retriever.token_ids(SOME, "passage"))
-    with torch.inference_mode():
-        own, plain = (item.eval()(**batch).last_hidden_state for item in (retriever.passage.backbone, model))
-    torch.testing.assert_close(plain, own, rtol=0, atol=0)
 
 
 @pytest.mark.slow
@@ -153,14 +119,6 @@ def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path
     # What is on disk is the whole encoder, so another dimension may be asked of it.
     more = encode_texts(load_retriever(ModelConfig(str(tmp_path), truncate_dim=32)), TEXTS, "passage")
     np.testing.assert_allclose(more, whole, atol=1e-6)
-
-
-def test_more_components_than_the_dim_are_refused(tiny_encoder: Path) -> None:
-    assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).dim == 32
-    with pytest.raises(
-        ConfigError, match=r"truncate_dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
-    ):
-        load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=33))
 
 
 @pytest.mark.slow

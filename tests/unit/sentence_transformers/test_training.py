@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import text_of
 
 import raytriever as rt
-from raytriever.metrics.pair_threshold import best_f1_threshold
 from raytriever.sentence_transformers import PooledAUCEvaluator
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -123,19 +122,6 @@ def test_documents_outside_the_corpus_count_as_not_found(model: SentenceTransfor
     whole = PooledAUCEvaluator(QUERIES, CORPUS, RELEVANT)(model)
     more = {query: documents | {"lost"} for query, documents in RELEVANT.items() if documents}
     assert PooledAUCEvaluator(QUERIES, CORPUS, more)(model)["ndcg@10"] < whole["ndcg@10"]
-
-
-def test_the_best_f1_is_that_of_all_thresholds() -> None:
-    generator = np.random.default_rng(4)
-    positives, negatives = generator.normal(1, 1, 40).round(1), generator.normal(0, 1, 200).round(1)
-    scores = np.concatenate([positives, negatives])
-    f1 = {
-        score: 2 * (positives >= score).sum() / (40 + (scores >= score).sum()) for score in np.unique(scores).tolist()
-    }
-    threshold, precision, recall = best_f1_threshold(positives, negatives)
-    assert threshold == max(f1, key=lambda score: (f1[score], score))
-    assert precision == (positives >= threshold).sum() / (scores >= threshold).sum()
-    assert recall == (positives >= threshold).mean()
 
 
 def test_wrong_input_is_one_line(model: SentenceTransformer) -> None:

@@ -8,7 +8,6 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
-from office import slide_file, with_part, word_file
 from pdf import write_endless_pdf
 
 from raytriever.core.errors import DataError
@@ -93,22 +92,6 @@ def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(DataError, match=r"a\.txt: needs more than 100\.0 MB of memory to read; divide it"):
             documents.read(large)
         assert documents.read(small).sections
-
-
-@pytest.mark.parametrize("name", ["word/document.xml", "ppt/slides/slide1.xml"])
-def test_an_archive_that_unpacks_to_gigabytes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(reader_process, "_MEMORY", 200_000_000)
-    good = word_file() if name.startswith("word") else slide_file(["a"])
-    path = tmp_path / ("a.docx" if name.startswith("word") else "a.pptx")
-    path.write_bytes(with_part(good, name, b"<a>" + b"<b/>" * 8_000_000 + b"</a>"))
-    assert path.stat().st_size < 200_000
-    small = tmp_path / path.name.replace("a.", "b.")
-    small.write_bytes(good)
-    with DocumentReader() as documents:
-        assert reason(documents, SourceFile(path.name, str(path), path.stat().st_size, 0)) == (
-            "needs more than 200.0 MB of memory to read"
-        )
-        assert documents.read(SourceFile(small.name, str(small), small.stat().st_size, 0)).sections
 
 
 def test_a_process_that_died_starts_again() -> None:

@@ -7,7 +7,6 @@ import hashlib
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -128,28 +127,6 @@ def test_a_table_that_cannot_be_read_is_one_line(tmp_path: Path, text: bytes, co
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("field", "text"),
-    [
-        ('"Slow" or "fast"', '"Slow" or "fast"'),
-        ('The word "go"', 'The word "go"'),
-        ('a 5" pipe', 'a 5" pipe'),
-        ('"it said ""no"" twice"', 'it said "no" twice'),
-        ('"A whole text"', "A whole text"),
-        ('""""', '"'),
-        ('""', '""'),
-        ('"', '"'),
-        ('"a""', '"a""'),
-    ],
-)
-def test_quotation_marks_of_a_tsv_file_are_kept_unless_they_enclose_a_field(
-    tmp_path: Path, field: str, text: str
-) -> None:
-    (tmp_path / "pairs.tsv").write_text(f"query\tpassage\nq\t{field}\n")
-    [(_, fields)] = TableFile.open(str(tmp_path / "pairs.tsv")).rows()
-    assert fields == ["q", text]
-
-
 def rows_of(file: Path, content: str | bytes) -> list[tuple[int, list[str] | str]]:
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return list(TableFile.open(str(file)).rows())
@@ -169,13 +146,15 @@ NEVER_CLOSED = "its last field begins with a quotation mark that is never closed
         # Marks that belong to the text.
         (['a\t"lone', 'b\tan end"', "c\tC"], [(2, ["a", '"lone']), (3, ["b", 'an end"']), (4, ["c", "C"])]),
         (['a\t"x" or "y"', 'b\t5"', 'c\t"z'], [(2, ["a", '"x" or "y"']), (3, ["b", '5"']), (4, ["c", '"z'])]),
+        (['a\t"', 'b\t""', 'c\t"a""'], [(2, ["a", '"']), (3, ["b", '""']), (4, ["c", '"a""'])]),
+        (['a\t""""', 'b\t"it said ""no"" twice"'], [(2, ["a", '"']), (3, ["b", 'it said "no" twice'])]),
         # Neither: nothing of it is used.
         (['a\t"cut', "second line", "b\tB"], [(2, NEVER_CLOSED), (3, "1 fields, the header has 2"), (4, ["b", "B"])]),
         (["a", "b\tB"], [(2, "1 fields, the header has 2"), (3, ["b", "B"])]),
     ],
 )
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_line_break_in_a_quoted_field_of_a_tsv_file(
+def test_quoted_fields_and_quotation_marks_of_a_tsv_file(
     tmp_path: Path, lines: list[str], expected: list[tuple[int, list[str] | str]], end: str
 ) -> None:
     content = end.join(["query\tpassage", *(line.replace("\n", end) for line in lines)]) + end
@@ -266,17 +245,6 @@ def test_what_looks_like_a_list_and_is_none_is_a_bad_row(cell: str) -> None:
         texts_in(cell)
 
 
-def test_each_text_of_a_list_is_a_positive(tmp_path: Path) -> None:
-    rows = [f"q{n},\"['a{n}', 'b{n}']\",\"['n{n}']\"" for n in range(4)]
-    (tmp_path / "faq.csv").write_text("\n".join(["question,positive,negative", *rows, "\"['q']\",p,"]))
-    dataset = open_all_splits(tmp_path / "faq.csv", max_bad_rows=0.5)
-    assert sorted(dataset.documents.texts) == sorted(f"{kind}{n}" for n in range(4) for kind in "abn")
-    assert [entry["reason"] for entry in dataset.quarantine.entries] == ['"anchor" is list, not a string']
-    judged = [rows for rows in dataset.judgements.values() if len(rows)]
-    assert sum(map(len, judged)) == 8
-    assert {rank for rows in judged for rank in rows.ranks.tolist()} == {0, 1}
-
-
 def test_a_column_score_is_read_only_if_it_is_named(tmp_path: Path) -> None:
     rows = ["question,answer,score,label"] + [f"q{n},A{n},{n % 4},{int(n > 0)}" for n in range(12)]
     votes = tmp_path / "votes.csv"
@@ -309,25 +277,6 @@ def test_splits_of_pairs(tmp_path: Path) -> None:
     (tmp_path / "set" / "train" / "cache-0123.arrow").write_bytes(b"of map()")
     counts = open_all_splits(tmp_path / "set").counts()
     assert (counts["train_queries"], counts["dev_queries"], counts["documents"]) == (8, 3, 8)
-
-
-def test_a_corpus_with_judgements(tmp_path: Path) -> None:
-    parts = {
-        "corpus": {"_id": ["d1"], "title": ["t"], "text": ["x"]},
-        "queries": {"_id": ["q1"], "text": ["a?"]},
-        "test": {"query-id": ["q1"], "corpus-id": ["d1"], "score": [1]},
-    }
-    tables = {name: datasets.Dataset.from_dict(columns) for name, columns in parts.items()}
-    datasets.DatasetDict(tables).save_to_disk(tmp_path / "set")
-    assert open_all_splits(tmp_path / "set").counts()["test_positives"] == 1
-
-
-def test_rows_have_their_numbers_in_chunks_of_any_size(tmp_path: Path) -> None:
-    pairs(2500).save_to_disk(tmp_path / "set")
-    [part] = recognize(Source.open(tmp_path / "set")).parts
-    for size in (1, 20_000, 1 << 20):
-        parsed = [parse_block(part, block) for block in read_blocks(part, 0, size)]
-        assert np.concatenate([item.rows_of("queries") for item in parsed]).tolist() == list(range(1, 2501))
 
 
 @pytest.mark.parametrize("damage", ["cut", "words", "pickled", "empty"])

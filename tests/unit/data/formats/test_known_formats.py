@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raytriever.core.errors import DataError
 from raytriever.data.data_sources import Source
-from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns, judgement_row, query_row
+from raytriever.data.formats.beir import document_row, judgement_row, query_row
 from raytriever.data.formats.file_blocks import FileBlock, parse_block
 from raytriever.data.formats.known_formats import FORMATS, recognize
 from raytriever.data.formats.plan import Part, RowParser
@@ -49,30 +49,26 @@ LISTS = {"query": "a", "pos": ["b"], "neg": ["c"]}
 )
 def test_names_tell_splits(tmp_path: Path, write, name: str, split: str) -> None:
     write(name, [PAIR])
+    write("dataset_infos.json", [{"about": 1}])  # no data
+    (tmp_path / "set" / "config.json").write_text('{\n  "about": 1\n}\n')
     plan = recognize(Source.open(tmp_path / "set"))
     assert [part.split for part in plan.parts] == [split]
     assert repr(pickle.loads(pickle.dumps(plan))) == repr(plan)  # noqa: S301
 
 
-def test_shards_and_what_is_no_data(tmp_path: Path, write) -> None:
-    for n in range(3):
-        write(f"data/train-0000{n}-of-00003.parquet", [PAIR])
-    write("data/test-00000-of-00001.parquet", [PAIR])
-    write("dataset_infos.json", [{"about": 1}])
-    (tmp_path / "set" / "config.json").write_text('{\n  "about": 1\n}\n')
-    (tmp_path / "set" / "README.md").write_text("about")
-    plan = recognize(Source.open(tmp_path / "set"))
-    assert [part.split for part in plan.parts] == ["test", "train", "train", "train"]
+PAIRS = [PAIR, PAIR | {"anchor": "c"}]
 
 
-def test_lines_that_are_called_json(tmp_path: Path) -> None:
-    (tmp_path / "train.json").write_text('{"anchor": "a", "positive": "b"}\n{"anchor": "c", "positive": "d"}\n')
-    assert [part.kind for part in recognize(Source.open(tmp_path)).parts] == ["json"]
-
-
-@pytest.mark.parametrize("indent", [None, 1])
-def test_an_array_that_is_called_jsonl(tmp_path: Path, read, indent: int | None) -> None:
-    (tmp_path / "train.jsonl").write_text(json.dumps([PAIR, PAIR | {"anchor": "c"}], indent=indent))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.json", "".join(json.dumps(row) + "\n" for row in PAIRS)),
+        ("train.jsonl", json.dumps(PAIRS)),
+        ("train.jsonl", json.dumps(PAIRS, indent=1)),
+    ],
+)
+def test_lines_may_be_called_json_and_an_array_jsonl(tmp_path: Path, read, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
     assert read(tmp_path).positives() == [("a", "b", 0), ("c", "b", 0)]
 
 
@@ -178,13 +174,3 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
         "".join(document).encode()
     assert all(type(row.score) is int and row.source in SOURCES and row.rank >= 0 for row in records.judgements)
     assert all(row.origin in ORIGINS and not math.isinf(row.score) for row in records.negatives)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.text(alphabet="a1-\u2028\x85 é"), max_size=6), st.sampled_from([(), ("source",), ("source", "rank")])
-)
-def test_any_columns(columns: list[str], more: tuple[str, ...]) -> None:
-    part = Part("x", "tsv", partial(judgement_columns, (*QRELS_HEADER, *more)))
-    result = parse_block(part, FileBlock(0, 0, 2, "\t".join(columns).encode()))
-    assert result.rows == len(result.bad) + len(result.records.judgements)

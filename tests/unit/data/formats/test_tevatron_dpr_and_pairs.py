@@ -126,17 +126,6 @@ def test_lists_that_do_not_go_along(tmp_path: Path, read, write, change: dict[st
     assert read(tmp_path / "set").bad == [reason]
 
 
-def test_a_language_of_miracl_with_its_corpus(read, write) -> None:
-    passages = [{"docid": f"{row}#0", "title": "细胞", "text": f"第{row}段"} for row in range(3)]
-    query = {"query": "什么是细胞", "positive_passages": passages[:1], "negative_passages": passages[1:2]}
-    for split in ("train", "dev"):
-        write(f"{split}.jsonl.gz", [{"query_id": f"{split}#0", **query}])
-    result = read(write("docs-0.jsonl.gz", passages).parent)
-    assert (result.plan.format, set(result.splits)) == ("tevatron", {"train", "dev"})
-    assert {(row.split, row.document) for row in result.records.judgements} == {("train", "0#0"), ("dev", "0#0")}
-    assert {row.id for row in result.records.documents} == {"0#0", "1#0", "2#0"}
-
-
 BIG_LITTLE_LIES = {"title": "Big Little Lies", "text": "series garnered", "passage_id": "18768923"}
 ROW = {
     "dataset": "nq_train_psgs_w100",

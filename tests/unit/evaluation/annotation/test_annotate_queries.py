@@ -101,23 +101,6 @@ def test_without_counts_of_tokens_a_whole_log_needs_no_service(
     assert Path("again/annotations.jsonl").read_bytes() == Path("out/annotations.jsonl").read_bytes()
 
 
-@pytest.mark.slow
-def test_temporary_failures_do_not_change_the_output(
-    serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("annotate", words(topics, serve().endpoint, "--answers", "a")) == 0
-    served = serve(drop=0.15, stall=0.05, busy=0.1, error=0.15, garbage=0.1, retry_after=0.01, wrapped=True, seed=2)
-    flags = ["--answers", "b", "--timeout", "0.5", "--retries", "30"]
-    flagged = [word if word != "out" else "other" for word in words(topics, served.endpoint, *flags)]
-    capsys.readouterr()
-    assert run("annotate", flagged) == 0
-    out = capsys.readouterr().out
-    for kind in ("connection lost", "no answer within 0.5 s", "status 429", "status 500", "no chat completion"):
-        assert f"{kind} (" in out
-    assert Path("other/annotations.jsonl").read_bytes() == Path("out/annotations.jsonl").read_bytes()
-    assert served.events("answered").total() == 72
-
-
 def test_malformed_answers_are_counted_reported_and_requested_again(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,19 +290,3 @@ def test_killed_job_pays_no_answer_twice_and_continues_on_another_machine(
     assert max(paid.values()) == 1
     assert paid.total() == 72
     assert set(under_way) <= set(more.events("asked"))
-
-
-@pytest.mark.slow
-def test_train_reads_the_output(serve: Callable[..., Any], topics: Path, tiny_encoder: Path, work: Path) -> None:
-    assert run("annotate", words(topics, serve().endpoint, "--agreed", "llm")) == 0
-    for which in ("llm", "human-first"):
-        flags = ["--dataset", "out", "--positives", which, "--positives-order", "ranked", "--positives-per-query", "3"]
-        flags += ["--negatives-per-query", "1", "--loss", "lsepair", "--model", str(tiny_encoder), "--max-steps", "2"]
-        command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *flags, "--batch-size", "4"]
-        done = subprocess.run([*command, "--run-name", which], capture_output=True, text=True, check=False)
-        if which == "llm":
-            assert done.returncode == 0, done.stderr
-            assert (Path("runs") / which / "metrics.json").exists()
-        else:  # all pairs that people also judged relevant have source `llm` here
-            assert done.returncode == 2
-            assert "no query has a positive of source 'human'" in done.stderr

@@ -202,25 +202,16 @@ def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics:
         run_file.write_bytes(text.encode("latin-1"))
         assert error_line(*words, topics, "--candidates", run_file).startswith(f"{run_file}{wrong}")
     run_file.unlink()
-    (topics / "queries.jsonl").write_text("")
-    assert "queries.jsonl" in error_line(*words, topics)
-
-
-def test_no_query_to_annotate(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
-    lines = (topics / "queries.jsonl").read_text().splitlines(keepends=True)
-    (topics / "queries.jsonl").write_text("".join(lines[:32]))
-    words = ["--output", "o", "--base-url", serve().endpoint, "--llm", "judge", "--dataset", topics]
-    line = error_line(*words, "--split", "trian")
-    assert line == (
+    queries = topics / "queries.jsonl"
+    lines = queries.read_text().splitlines(keepends=True)
+    queries.write_text("".join(lines[:32]))
+    assert error_line(*words, topics, "--split", "trian") == (
         "topics: has no split 'trian' and no query without judgements; choose one of its splits: dev, test, train"
     )
-
-
-def test_no_passage_is_found(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
-    rows = [json.dumps({"_id": f"q{i}", "text": "zzzz"}) + "\n" for i in range(40)]
-    (topics / "queries.jsonl").write_text("".join(rows))
-    words = ["--output", "o", "--base-url", serve().endpoint, "--llm", "judge", "--dataset", topics]
-    assert error_line(*words).startswith("topics: has no candidate passage for any of 24 queries; ")
+    queries.write_text("".join(json.dumps({"_id": f"q{i}", "text": "zzzz"}) + "\n" for i in range(40)))
+    assert error_line(*words, topics).startswith("topics: has no candidate passage for any of 24 queries; ")
+    queries.write_text("")
+    assert "queries.jsonl" in error_line(*words, topics)
 
 
 def test_paths_in_use(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from composed_systems import embedded, write
 
 from raytriever.core.errors import ConfigError
@@ -24,14 +23,10 @@ from raytriever.evaluation.report_document import format_results
 from raytriever.evaluation.requested_models import build_evaluation_job, read_models
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.run_evaluation import run_evaluation
-from raytriever.evaluation.system_names import (
-    RunFile,
-    parse_system,
-)
+from raytriever.evaluation.system_names import parse_system
 from raytriever.models.model_settings import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
-CPU = torch.device("cpu")
 Evaluated = Callable[..., Results]
 
 
@@ -112,20 +107,6 @@ def test_systems_of_files_refuse_questions_of_others_and_weights_their_own_split
     )
     with pytest.raises(ConfigError, match="is already evaluated on 'test'; choose weights of a fusion on another"):
         job.splits(job.datasets[0])
-
-
-def test_a_new_question_is_ranked_by_bm25_a_fusion_and_a_reranking(
-    tiny_dataset: Path, tiny_encoder: Path, cross_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
-    word = open_dataset(tiny_dataset, []).documents.texts[7].split()[0]
-    for name in ("bm25", f"bm25+{tiny_encoder}", f"bm25+{tiny_encoder}:weighted", f"bm25>{cross_encoder}@3"):
-        hits = search_system(parse_system(name), str(tiny_dataset), f"what is {word}", 3)
-        assert len(hits) == 3
-        assert "d7" in [hit.document_id for hit in hits]
-        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    with pytest.raises(ConfigError, match="run:x has results only for the queries of its file"):
-        search_system(RunFile("x"), str(tiny_dataset), "anything", 3)
 
 
 def test_a_fusion_and_a_reranking_decide_by_their_own_calibration(

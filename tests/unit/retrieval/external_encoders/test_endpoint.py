@@ -252,10 +252,7 @@ def test_a_function_and_a_library_model_are_measured(tiny_encoder: Path, letters
     [
         (3, "models: holds int; give names, paths, models, runs, encode(texts, side) or a SentenceTransformer"),
         (lambda texts, side: [1.0], "mine: returns float64 [1] for 1 texts; return numbers, an array [texts, comp"),
-        (
-            lambda texts, side: np.full((len(texts), 2), np.nan),
-            "mine: returns NaN or infinity for the text 'dim'",
-        ),
+        (lambda texts, side: np.full((len(texts), 2), np.nan), "mine: returns NaN or infinity for the text 'dim'"),
         (lambda texts, side: np.ones((len(texts), len(texts[0]))), "components, but returned 3 before; return one"),
     ],
 )

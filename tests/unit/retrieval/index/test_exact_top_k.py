@@ -144,15 +144,6 @@ def test_20_000_equal_rows_are_ordered_by_their_ties() -> None:
     assert len(np.unique(scores)) <= 2
 
 
-def test_a_sum_in_float64_that_its_own_error_could_round_differently_is_summed_exactly() -> None:
-    """The scores lie next to the middle of two float32 numbers, nearer than float64's sums of these numbers resolve."""
-    queries = np.ones((1, 5), np.float32)
-    documents = np.array([[1, 2.0**-24, 2.0**-70, big, -big] for big in (0, 2.0**30, 2.0**60)], np.float32)
-    scores = pair_scores(queries, documents, np.zeros(3, np.int64), np.arange(3))
-    assert scores.tolist() == [true_score(queries[0], row) for row in documents]
-    assert top_k(queries, documents, 3, np.arange(3))[0].tolist() == [sorted(scores.tolist(), reverse=True)]
-
-
 KINDS_AND_DIMS = [
     ("plain", 1),
     ("plain", 7),
@@ -180,30 +171,29 @@ def test_equal_scores_are_ordered_by_descending_id() -> None:
     assert ranking.tolist() == [[1, 0, 2]]
 
 
-def test_zero_and_minus_zero_are_equal() -> None:
-    documents = np.array([[-1e-30], [1e-30], [0.0], [-0.0]], np.float32)
-    scores, ranking = top_k(np.full((1, 1), 1e-30, np.float32), documents, 4, np.array([3, 2, 1, 0]))
-    assert ranking.tolist() == [[3, 2, 1, 0]]
-    assert not np.signbit(scores).any()
+# The last 200 documents have the best scores, but their sums begin with numbers beyond float32.
+OVERFLOWING = np.zeros((400, 16))
+OVERFLOWING[:200, 0] = 1e17
+OVERFLOWING[200:] = np.repeat([-1e20, 1e20], 8)
+OVERFLOWING[200:, 15] += 1e18
+HOSTILE = {
+    "zero and minus zero": ([[1e-30]], [[-1e-30], [1e-30], [0.0], [-0.0]]),
+    "scores beyond float32": ([[1e30]], [[1e30], [-1e30], [-1e30], [1.0]]),
+    "sums that overflow before a finite score": (np.full((1, 16), 1e20), OVERFLOWING),
+    # These lie next to the middle of two float32 numbers, nearer than float64's sums of these numbers resolve.
+    "rounded by float64": (np.ones((1, 5)), [[1, 2.0**-24, 2.0**-70, big, -big] for big in (0, 2.0**30, 2.0**60)]),
+}
 
 
-def test_scores_beyond_float32_are_infinite_and_still_found() -> None:
-    documents = np.array([[1e30], [-1e30], [-1e30], [1.0]], np.float32)
-    scores, ranking = top_k(np.full((1, 1), 1e30, np.float32), documents, 4, np.arange(4))
-    assert ranking.tolist() == [[0, 3, 1, 2]]
-    assert scores.tolist() == [[np.inf, np.float32(1e30), -np.inf, -np.inf]]
-
-
-def test_sums_that_overflow_before_a_finite_score_do_not_mislead(small_tiles: None) -> None:
-    """The last 200 documents have the best scores, but their sums begin with numbers beyond float32."""
-    documents = np.zeros((400, 16), np.float32)
-    documents[:200, 0] = 1e17
-    documents[200:] = np.repeat(np.array([-1e20, 1e20], np.float32), 8)
-    documents[200:, 15] += np.float32(1e18)
-    queries = np.full((1, 16), 1e20, np.float32)
-    scores, ranking = top_k_of_blocks(queries, [(0, documents[:200]), (200, documents[200:])], 3, np.arange(400))
-    assert ranking.tolist() == [[200, 201, 202]]
-    assert np.isfinite(scores).all()
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_numbers_have_the_bytes_of_exact_sums(small_tiles: None, kind: str) -> None:
+    queries, documents = (np.array(values, np.float32) for values in HOSTILE[kind])
+    rows = np.arange(len(documents))
+    blocks = [(0, documents[: len(rows) // 2]), (len(rows) // 2, documents[len(rows) // 2 :])]
+    actual, expected = top_k_of_blocks(queries, blocks, 4, rows[::-1]), everything(queries, documents, 4, rows[::-1])
+    assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
+    scores = pair_scores(queries, documents, np.zeros_like(rows), rows)
+    assert scores.tolist() == [true_score(queries[0], document) for document in documents]
 
 
 def test_empty_queries_and_corpora() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import bm25s
@@ -20,6 +18,7 @@ import Stemmer
 
 from raytriever.core import processes
 from raytriever.core.errors import DataError
+from raytriever.core.store.cache import cache_folder
 from raytriever.core.store.unfinished_pieces import Pieces
 from raytriever.data.dataset import Documents
 from raytriever.data.languages import LANGUAGES, detect
@@ -146,22 +145,10 @@ def test_a_large_corpus_is_indexed_in_the_cache_once(corpus: Documents, monkeypa
     for value, other in zip(index.search(queries, 40), in_memory.search(queries, 40), strict=True):
         assert (value == other).all()
     assert (index.scores(queries[0]) == in_memory.scores(queries[0])).all()
+    Bm25Index.of(replace(corpus, bm25_language="it"))
+    assert len(list((cache_folder() / "bm25").iterdir())) == 2
     monkeypatch.setattr(postings, "_make", None)
     assert (Bm25Index.of(corpus).search(queries, 40)[1] == index.search(queries, 40)[1]).all()
-
-
-def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
-    corpus: Documents, tmp_path: Path
-) -> None:
-    Bm25Index.of(corpus)
-    [english] = (tmp_path / "bm25").iterdir()
-    terms = "two or more letters, digits or underscores, in lower case"
-    analyzer = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English", "language": "en"}
-    versions = [version(package) for package in ("bm25s", "PyStemmer")]
-    content = json.dumps([2, corpus.digest, analyzer, 0.9, 0.4, versions])
-    assert english.name == hashlib.sha256(content.encode()).hexdigest()[:16]
-    Bm25Index.of(replace(corpus, bm25_language="it"))
-    assert len(list((tmp_path / "bm25").iterdir())) == 2
 
 
 def test_a_killed_command_costs_its_unfinished_blocks(corpus: Documents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,6 @@ from raytriever.retrieval.mining.filters import (
     NOT_CHOSEN,
     RANGE,
     REASONS,
-    RELATIVE,
-    apply_score_bounds,
     choose,
     contains_answer,
 )
@@ -134,15 +132,6 @@ def test_mining_copies_the_embeddings_to_a_gpu_once_if_they_fit(
     assert len(blocks) > 2
     assert np.array_equal(table.documents, expected.documents)
     assert len(reads) == (1 if fits else len(blocks))
-
-
-@pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])
-@pytest.mark.parametrize("fraction", [0.05, 0.5, 1.5])
-def test_a_relative_margin_lies_below_a_positive_of_any_sign(lowest: float, fraction: float) -> None:
-    scores = np.array([[lowest, np.nextafter(np.float32(lowest), np.float32(-9)), lowest - 9]], np.float32)
-    verdicts = np.zeros((1, 3), np.int8)
-    apply_score_bounds(verdicts, scores, np.array([lowest], np.float32), None, None, fraction)
-    assert verdicts.tolist() == [[RELATIVE, RELATIVE, KEPT]]
 
 
 def test_random_candidates_are_those_with_the_smallest_draws() -> None:

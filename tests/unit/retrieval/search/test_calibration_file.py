@@ -236,8 +236,6 @@ CHANGES: list[dict[str, Any]] = [
     {"first_error": {"value": float("nan"), "low": 0.0, "high": 0.1}},
     {"later_error": {"value": -1.0, "low": 0.0, "high": 0.1}},
     {"first": {"method": "isotonic", "scores": [0.2, 0.1], "probabilities": [0.1, 0.9]}},
-    {"first": {"method": "isotonic", "scores": [0.1, float("inf")], "probabilities": [0.1, 0.9]}},
-    {"later": {"method": "platt", "slope": -1.0, "intercept": 0.0}},
     {"later": {"method": "platt", "slope": 1.0}},
     {"thresholds": [{"target": "f1", "wanted": None, "score": 0.1}]},
     {"thresholds": "none"},

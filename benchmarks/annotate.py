@@ -31,7 +31,7 @@ from urllib.request import Request, urlopen
 
 import aiohttp
 
-from ends import End, parser, report
+from ends import End, exactly, job, own_places, parser, report, reported
 from raytriever.evaluation.annotation.annotated_dataset import write_beir
 from raytriever.evaluation.annotation.annotator import AnnotationQuery, count_bytes
 from raytriever.evaluation.annotation.llm_prompts import RELEVANCE, build_schema, load_prompts
@@ -130,13 +130,12 @@ def command(folder: Path, name: str, endpoint: str) -> list[str]:
     """Return the command of a job with its own answer log."""
     words = ["--dataset", folder / "data", "--base-url", endpoint, "--llm", "judge", "--in-flight", IN_FLIGHT]
     words += ["--output", folder / name, "--answers", folder / f"{name}-answers"]
-    return [sys.executable, str(REPOSITORY / "jobs" / "annotate.py"), *map(str, words)]
+    return [*job("annotate"), *map(str, words)]
 
 
 def begin(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
     """Start the job as a process."""
-    environment = {**os.environ, "RAYTRIEVER_CACHE": str(folder / "cache")}
-    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(words, env=own_places(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def finish(words: list[str], folder: Path) -> None:
@@ -211,20 +210,16 @@ def main() -> None:
     ratio = sorted(job / server for server, job in pairs)[PAIRS // 2]
     prompt = load_prompts("").build_messages(RELEVANCE, questions_made[0].text, questions_made[0].passages)
     ends = {
-        "bytes of a prompt": End(count_bytes(prompt), "reported", True),
-        f"{IN_FLIGHT} in flight at {SECONDS} s each, requests/s": End(IN_FLIGHT / SECONDS, "reported", True),
-        "the server's own, by a bare loop, requests/s": End(own, "reported", True),
-        "annotate, requests/s": End(ours, "reported", True),
+        "bytes of a prompt": reported(count_bytes(prompt)),
+        f"{IN_FLIGHT} in flight at {SECONDS} s each, requests/s": reported(IN_FLIGHT / SECONDS),
+        "the server's own, by a bare loop, requests/s": reported(own),
+        "annotate, requests/s": reported(ours),
         "annotate / the server's own": End(ratio, ">= 0.95", ratio >= 0.95),
-        "kill -9, answers held back: under way": End(delayed[1], "reported", True),
-        "kill -9, answers held back: paid twice": End(delayed[0], "0", delayed[0] == 0),
-        f"{KILLS} kills at any moment: answers lost on their way": End(
-            sum(kill[0] for kill in kills), "reported", True
-        ),
-        "of those, the longest between answer and kill, ms": End(
-            max(kill[2] for kill in kills) * 1000, "reported", True
-        ),
-        f"{KILLS} kills at any moment: under way": End(sum(kill[1] for kill in kills), "reported", True),
+        "kill -9, answers held back: under way": reported(delayed[1]),
+        "kill -9, answers held back: paid twice": exactly(delayed[0], 0),
+        f"{KILLS} kills at any moment: answers lost on their way": reported(sum(kill[0] for kill in kills)),
+        "of those, the longest between answer and kill, ms": reported(max(kill[2] for kill in kills) * 1000),
+        f"{KILLS} kills at any moment: under way": reported(sum(kill[1] for kill in kills)),
     }
     report("annotate", ends, arguments.json)
 

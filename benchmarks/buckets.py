@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from ends import End, parser, report
+from ends import End, exactly, parser, report, reported
 from faults import make_dataset, make_encoder
 from kills import STAGES, TRAIN, Command, add_to, contents, last_line, losses
 
@@ -105,8 +105,8 @@ def killed(work: Path, stage: str, kills: int) -> tuple[dict[str, End], dict[str
         print(f"  {problem}", flush=True)
     ends = {
         f"{stage} into a bucket: kills": End(len(struck), f"{kills}", len(struck) == kills),
-        f"{stage} into a bucket: commands that did not end well": End(len(errors), "0", not errors),
-        f"{stage} into a bucket: files that differ": End(len(different), "0", not different),
+        f"{stage} into a bucket: commands that did not end well": exactly(len(errors), 0),
+        f"{stage} into a bucket: files that differ": exactly(len(different), 0),
     }
     return ends, {stage: {"undisturbed seconds": round(length, 1), "kills": struck, "attempts": attempt}}
 
@@ -138,7 +138,7 @@ def equal_commands(work: Path, pairs: int) -> tuple[dict[str, End], dict[str, ob
         "equal commands for a path of a bucket: one ran, one was refused": End(
             good_pairs, f"{pairs}", good_pairs == pairs
         ),
-        "equal commands for a path of a bucket: results that differ": End(different, "0", not different),
+        "equal commands for a path of a bucket: results that differ": exactly(different, 0),
     }
     return ends, {"equal commands": [item for item in ended if len(item) > 1]}
 
@@ -162,10 +162,10 @@ def checkpoints(work: Path, every: int) -> tuple[dict[str, End], dict[str, objec
     waits = {place: median([row[1] for row in rows if row[1]] or [0.0]) for place, rows in seconds.items()}
     steps = {place: median(row[0] for row in rows) for place, rows in seconds.items()}
     ends = {
-        "XLM-R Base: seconds that a step waits for a checkpoint, disk": End(waits["disk"], "reported", True),
-        "XLM-R Base: seconds that a step waits for a checkpoint, bucket": End(waits["bucket"], "reported", True),
-        "XLM-R Base: median seconds of a step, disk": End(steps["disk"], "reported", True),
-        "XLM-R Base: median seconds of a step, bucket": End(steps["bucket"], "reported", True),
+        "XLM-R Base: seconds that a step waits for a checkpoint, disk": reported(waits["disk"]),
+        "XLM-R Base: seconds that a step waits for a checkpoint, bucket": reported(waits["bucket"]),
+        "XLM-R Base: median seconds of a step, disk": reported(steps["disk"]),
+        "XLM-R Base: median seconds of a step, bucket": reported(steps["bucket"]),
     }
     return ends, {"XLM-R Base": {"[seconds of a step, of its wait]": seconds}}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ends import End, parser, report, result_of
+from ends import End, parser, report, reported, result_of
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
 ROUNDS = 3
@@ -159,7 +159,7 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     for runner in ("processes", "ray"):
         got = in_a_process(runner, arguments)
         per_second = got["texts"] / got["prepare"]
-        results[f"prepare by {runner}, texts a second"] = End(per_second, "reported", True)
+        results[f"prepare by {runner}, texts a second"] = reported(per_second)
         for name, rival in {
             "fast": "tokenizers.encode_batch_fast",
             "batch": "tokenizers.encode_batch",
@@ -170,14 +170,14 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
             decides = name == "batch" and runner == "processes"
             target, holds = ("at least 0.8", fraction >= 0.8) if decides else ("reported", True)
             results[f"prepare by {runner}, speed / {rival}"] = End(fraction, target, holds)
-        results[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "reported", True)
+        results[f"prepare by {runner}, the first time in a session (s)"] = reported(got["first"])
         results[f"prepare by {runner}, driver memory grown (MB)"] = End(got["grown"], "under 300", got["grown"] < 300)
     got = in_a_process("again", arguments)
     results["a second call (s)"] = End(got["seconds"], "says so, at most 1", got["seconds"] < 1 and got["logged"] == 1)
     got = in_a_process("large", arguments)
     name = f"{arguments.passages:,} passages, object store 500 MB"
     results[f"{name}: seconds"] = End(got["seconds"], "goes through", True)
-    results[f"{name}: speed / tokenizers.encode_batch"] = End(got["bare"] / got["seconds"], "reported", True)
+    results[f"{name}: speed / tokenizers.encode_batch"] = reported(got["bare"] / got["seconds"])
     results[f"{name}: driver memory grown (MB)"] = End(got["grown"], "bounded", got["grown"] < 600)
     results[f"{name}: something was spilled to disk"] = End(got["spilled"], "no (0)", got["spilled"] == 0)
     return results

@@ -13,6 +13,8 @@ from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+REPOSITORY = Path(__file__).parents[1]
+
 # Instructions that decide how fast a processor multiplies matrices, by their name in /proc/cpuinfo.
 FEATURES = {
     "avx2": "AVX2",
@@ -35,6 +37,26 @@ class End:
     value: float
     target: str
     holds: bool
+
+
+def reported(value: float) -> End:
+    """Return a figure without a goal."""
+    return End(value, "reported", True)
+
+
+def at_most(value: float, limit: float) -> End:
+    """Return a figure with an upper bound."""
+    return End(value, f"at most {limit}", bool(value <= limit))
+
+
+def at_least(value: float, limit: float) -> End:
+    """Return a figure with a lower bound."""
+    return End(value, f"at least {limit}", bool(value >= limit))
+
+
+def exactly(value: float, wanted: float) -> End:
+    """Return a figure that must equal a number."""
+    return End(value, f"{wanted}", bool(value == wanted))
 
 
 def report(title: str, ends: dict[str, End], to: Path | None) -> None:
@@ -84,6 +106,17 @@ def _cards() -> list[str]:
     """Return the name of the GPU that torch has used in this process."""
     torch = sys.modules.get("torch")
     return [torch.cuda.get_device_name()] if torch is not None and torch.cuda.is_initialized() else []
+
+
+def own_places(folder: Path | str, name: str = "cache") -> dict[str, str]:
+    """Return the environment of a command of this checkout with a cache and a tracking database of its own."""
+    places = {"RAYTRIEVER_CACHE": f"{folder}/{name}", "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/{name}.db"}
+    return os.environ | places | {"PYTHONPATH": str(REPOSITORY / "platform")}
+
+
+def job(name: str) -> list[str]:
+    """Return the first words of a command: this Python and the program in `jobs/`."""
+    return [sys.executable, str(REPOSITORY / "jobs" / f"{name}.py")]
 
 
 def result_of(words: list[str], scratch: Path | None) -> dict[str, float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -19,10 +18,9 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from ends import End, parser, report
-from refresh import subset
+from ends import End, at_least, at_most, exactly, own_places, parser, report, reported
+from refresh import subset, training
 
-REPOSITORY = Path(__file__).parent.parent
 OWN_CORES = 4
 WORKER, EVALUATOR = "ray::RayTrainWorker", "ray::CheckpointJob"
 
@@ -30,17 +28,9 @@ WORKER, EVALUATOR = "ray::RayTrainWorker", "ray::CheckpointJob"
 def train(folder: Path, name: str, more: list[str], steps: int, pins: Mapping[str, set[int]]) -> tuple[Path, float]:
     """Train once with processes pinned to cores by their names; return the run directory and the seconds."""
     run = folder / name
-    words = ["--dataset", folder / "squad", "--loss", "infonce", "--temperature", "0.05", "--batch-size", "32"]
-    words += ["--max-steps", steps, "--passage-length", "128", "--query-length", "64", "--patience", steps]
-    words += ["--learning-rate", "2e-5", "--output", run, *more]
-    environment = {
-        **os.environ,
-        "RAYTRIEVER_CACHE": f"{folder}/cache",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-    }
-    command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *map(str, words)]
+    words, environment = training(folder, run, [*more, "--patience", str(steps)], steps), own_places(folder)
     began = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(words, env=environment, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
     over = threading.Event()
     pinner = threading.Thread(target=pin, args=(process.pid, pins, over))
     pinner.start()
@@ -101,18 +91,14 @@ def ends_of(title: str, run: Path, target: float | None) -> dict[str, End]:
     alone, during, seconds, waited = costs(run)
     ratio = median(during) / median(alone) if alone and during else float("nan")
     return {
-        f"{title}: evaluations": End(len(seconds), "reported", True),
-        f"{title}: an evaluation, median seconds": End(median(seconds), "reported", True),
-        f"{title}: steps alone": End(len(alone), "reported", True),
-        f"{title}: steps during a validation": End(len(during), "at least 1", len(during) >= 1),
-        f"{title}: a step alone, seconds": End(median(alone) if alone else float("nan"), "reported", True),
-        f"{title}: a step during a validation, seconds": End(
-            median(during) if during else float("nan"), "reported", True
-        ),
-        f"{title}: during a validation / alone": End(
-            ratio, f"at most {target}" if target else "reported", not target or ratio <= target
-        ),
-        f"{title}: steps waited, seconds in all": End(sum(waited), "reported", True),
+        f"{title}: evaluations": reported(len(seconds)),
+        f"{title}: an evaluation, median seconds": reported(median(seconds)),
+        f"{title}: steps alone": reported(len(alone)),
+        f"{title}: steps during a validation": at_least(len(during), 1),
+        f"{title}: a step alone, seconds": reported(median(alone) if alone else float("nan")),
+        f"{title}: a step during a validation, seconds": reported(median(during) if during else float("nan")),
+        f"{title}: during a validation / alone": at_most(ratio, target) if target else reported(ratio),
+        f"{title}: steps waited, seconds in all": reported(sum(waited)),
     }
 
 
@@ -127,28 +113,22 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     own = len(cores) >= OWN_CORES
     validations = ["--eval-steps", str(arguments.every)]
-    evaluated = [
-        *validations,
-        "--best-metric",
-        "ndcg_at_10",
-        "--eval-corpus",
-        str(arguments.corpus),
-    ]
+    evaluated = [*validations, "--best-metric", "ndcg_at_10", "--eval-corpus", str(arguments.corpus)]
     results: dict[str, End] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
         subset(folder / "squad", arguments.documents)
         plain, seconds = train(folder, "plain", validations, arguments.steps, {})
-        results["whole run without evaluations, seconds"] = End(seconds, "reported", True)
+        results["whole run without evaluations, seconds"] = reported(seconds)
         shared, seconds = train(folder, "shared", evaluated, arguments.steps, {})
-        results["whole run, shared cores, seconds"] = End(seconds, "reported", True)
+        results["whole run, shared cores, seconds"] = reported(seconds)
         same = losses(plain) == losses(shared)
-        results["losses are those without evaluations"] = End(float(same), "1", same)
+        results["losses are those without evaluations"] = exactly(float(same), 1)
         results |= ends_of("shared cores", shared, 1.1 if own else None)
         if len(cores) > 1:
             pins = {WORKER: set(cores[:-1]), EVALUATOR: {cores[-1]}}
             pinned, seconds = train(folder, "pinned", evaluated, arguments.steps, pins)
-            results["whole run, pinned, seconds"] = End(seconds, "reported", True)
+            results["whole run, pinned, seconds"] = reported(seconds)
             results |= ends_of("pinned", pinned, 1.1)
     report("evaluating", results, arguments.json)
 

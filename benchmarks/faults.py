@@ -14,7 +14,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,10 +22,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from ends import End, parser, report
+from ends import End, at_most, exactly, job, own_places, parser, report, reported
 from raytriever.evaluation.annotation.annotated_dataset import write_beir
 
-REPOSITORY = Path(__file__).parent.parent
 INTERVAL, STEPS_A_KILL, SECONDS, PAUSE = 25, 40, 15.0, 4.0
 # Events of a worker may arrive for this long after its death.
 LAG = 1.0
@@ -84,13 +82,11 @@ class Run:
     """Run of `jobs/train.py` in its own session."""
 
     def __init__(self, work: Path, name: str, words: list[str]) -> None:
-        own = {"MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db", "RAYTRIEVER_CACHE": f"{work}/cache"}
         self.folder, self.lines = work / name, list[tuple[float, str]]()
-        command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *words, "--output", str(self.folder)]
         self.process = subprocess.Popen(
-            command,
+            [*job("train"), *words, "--output", str(self.folder)],
             cwd=work,
-            env=os.environ | own,
+            env=own_places(work),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -213,11 +209,11 @@ def main() -> None:
     seconds = [death.seconds for death in deaths]
     ends = {
         "deaths survived": End(len(deaths), f"{options.kills}", len(deaths) == options.kills),
-        "steps whose loss is not that of an undisturbed run": End(other, "0", other == 0),
-        "steps done again, most": End(max(redone), f"at most {INTERVAL}", max(redone) <= INTERVAL),
-        "steps done again, median": End(median(redone), "reported", True),
-        "death to first new step, most (s)": End(max(seconds), f"at most {SECONDS:g}", max(seconds) <= SECONDS),
-        "death to first new step, median (s)": End(median(seconds), "reported", True),
+        "steps whose loss is not that of an undisturbed run": exactly(other, 0),
+        "steps done again, most": at_most(max(redone), INTERVAL),
+        "steps done again, median": reported(median(redone)),
+        "death to first new step, most (s)": at_most(max(seconds), SECONDS),
+        "death to first new step, median (s)": reported(median(seconds)),
     }
     report(f"{options.workers} workers, one killed at a time, a checkpoint every {INTERVAL} steps", ends, options.json)
 

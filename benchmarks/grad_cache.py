@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ends import End, parser, report
+from ends import End, add_device, parser, report, reported
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 QUERIES, HARD, QUERY_LENGTH, PASSAGE_LENGTH = 8, 1, 32, 64
@@ -141,7 +141,7 @@ def measured(strategy: str, size: int, steps: int, precision: str, device: str) 
 def main() -> None:
     """Measure and report."""
     line = parser(__doc__.splitlines()[0])
-    line.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    add_device(line)
     line.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     line.add_argument("--workers", type=int, default=2, help="processes of a group")
     line.add_argument("--steps", type=int, default=5, help="timed steps of either kind")
@@ -150,15 +150,8 @@ def main() -> None:
     line.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = line.parse_args()
     if options.folder:
-        worker(
-            options.rank,
-            options.workers,
-            options.folder,
-            options.strategies,
-            options.steps,
-            options.precision,
-            options.device,
-        )
+        own = options.folder, options.strategies, options.steps, options.precision, options.device
+        worker(options.rank, options.workers, *own)
         return
     results: dict[str, End] = {}
     for strategy in options.strategies.split(","):
@@ -167,7 +160,7 @@ def main() -> None:
         target, holds = ("at most 2.5", ratio <= 2.5) if strategy == "zero3" else ("reported", True)
         results[f"{strategy}: cached / whole step (x)"] = End(ratio, target, holds)
         for name, seconds in fastest.items():
-            results[f"{strategy}: {name} step (s)"] = End(seconds, "reported", True)
+            results[f"{strategy}: {name} step (s)"] = reported(seconds)
     texts = f"{QUERIES} + {QUERIES * (1 + HARD)} texts a worker, chunk {CHUNK}"
     report(f"gradient caching, {options.workers} workers, {options.precision}, {texts}", results, options.json)
 

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import date
@@ -21,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ends import End, machine, parser, report
+from ends import End, job, machine, own_places, parser, report
 
 REPOSITORY = Path(__file__).parent.parent
 PUBLISHED_NDCG = 0.645
@@ -38,10 +37,9 @@ def packs_folder() -> Path:
 
 def evaluated(words: list[str], output: Path, cache: Path) -> dict[str, Any]:
     """Run `jobs/evaluate.py` as a user does, and return its `results.json`."""
-    command = [sys.executable, "jobs/evaluate.py", "--model", *MODELS, "--output", str(output), "--fresh"]
-    environment = {**os.environ, "RAYTRIEVER_CACHE": str(cache), "MLFLOW_TRACKING_URI": f"sqlite:///{cache}/mlflow.db"}
+    command = [*job("evaluate"), "--model", *MODELS, "--output", str(output), "--fresh", *words]
     cache.mkdir(parents=True, exist_ok=True)
-    subprocess.run([*command, *words], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL, env=environment)
+    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL, env=own_places(cache))
     results: dict[str, Any] = json.loads((output / "results.json").read_text())
     return results
 

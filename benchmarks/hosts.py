@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ends import End, parser, report
+from ends import End, exactly, parser, report, reported
 from faults import make_dataset, make_encoder
 
 sys.path += [str(Path(__file__).parent.parent / "tests" / folder) for folder in ("hosts", "support")]
@@ -83,9 +83,9 @@ def measure(cluster: Cluster, fault: Fault) -> dict[str, End]:
     steps = list(cluster.losses(run))  # an error if the log has a step twice
     missing = len(set(range(1, steps[-1] + 1)) - set(steps))
     return {
-        f"{fault.name}: seconds to the first message": End(noticed, "reported", True),
-        f"{fault.name}: seconds from the repair to the next step": End(continued, "reported", True),
-        f"{fault.name}: steps that the log lacks": End(missing, "0", missing == 0),
+        f"{fault.name}: seconds to the first message": reported(noticed),
+        f"{fault.name}: seconds from the repair to the next step": reported(continued),
+        f"{fault.name}: steps that the log lacks": exactly(missing, 0),
     }
 
 

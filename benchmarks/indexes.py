@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from ends import End, parser, report
+from ends import End, at_least, at_most, parser, report, reported
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex
 from raytriever.retrieval.index.approximate.build_index import build_index
 from raytriever.retrieval.index.approximate.index_recall import evaluate_recall, one_thread
@@ -47,13 +47,9 @@ def built(
         began = perf_counter()
         indexes[kind] = build_index(documents, IndexConfig(index=kind), training, 0, torch.get_num_threads())
         seconds = perf_counter() - began
-        wanted = kind == "roargraph"
-        ends[f"{kind}: build (s)"] = End(
-            seconds, f"at most {BUILD_SECONDS}" if wanted else "reported", seconds <= BUILD_SECONDS or not wanted
-        )
-        ends[f"{kind}: memory in addition to the embeddings (MB)"] = End(
-            ann_index_bytes(indexes[kind].ann_index) / 1e6, "reported", True
-        )
+        ends[f"{kind}: build (s)"] = at_most(seconds, BUILD_SECONDS) if kind == "roargraph" else reported(seconds)
+        megabytes = ann_index_bytes(indexes[kind].ann_index) / 1e6
+        ends[f"{kind}: memory in addition to the embeddings (MB)"] = reported(megabytes)
     return indexes, ends
 
 
@@ -64,13 +60,11 @@ def shift_of(indexes: dict[str, ApproximateIndex], sets: dict[str, tuple[ndarray
         points = {name: at_recall(index, queries, true, RECALL) for name, (queries, true) in sets.items()}
         for name, point in points.items():
             if not point.search_size:
-                ends[f"{kind}: the greatest recall@10 it reaches, {name}"] = End(point.recall, "reported", True)
+                ends[f"{kind}: the greatest recall@10 it reaches, {name}"] = reported(point.recall)
             elif isnan(point.candidates):  # Vamana reports no candidates; its beam is used instead
-                ends[f"{kind}: documents in the beam at recall@10 {RECALL}, {name}"] = End(
-                    point.search_size, "reported", True
-                )
+                ends[f"{kind}: documents in the beam at recall@10 {RECALL}, {name}"] = reported(point.search_size)
             else:
-                ends[f"{kind}: candidates at recall@10 {RECALL}, {name}"] = End(point.candidates, "reported", True)
+                ends[f"{kind}: candidates at recall@10 {RECALL}, {name}"] = reported(point.candidates)
         ratio = points["shifted"].candidates / points["unshifted"].candidates
         if not isnan(ratio):
             thresholds = {"roargraph": ("at most 1.1", ratio <= 1.1), "hnsw": ("above 1.5", ratio > 1.5)}
@@ -93,9 +87,7 @@ def speed(roar: ApproximateIndex, hnsw: ApproximateIndex, queries: ndarray) -> d
         (_, ours), (_, theirs) = turns[0]
         # The same beam scores nearly as many in both; the rest is corrected in proportion.
         ratios.append(median(item[0] / other[0] for item, other in turns) * ours / theirs)
-        ends[f"roargraph / hnsw queries a second at {ours:,.0f} candidates (x)"] = End(
-            ratios[-1], "at least 0.5", ratios[-1] >= 0.5
-        )
+        ends[f"roargraph / hnsw queries a second at {ours:,.0f} candidates (x)"] = at_least(ratios[-1], 0.5)
     return ends
 
 
@@ -107,12 +99,10 @@ def repeats(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
     ]
     ends = {}
     for kind in indexes:
-        ends[f"{kind}: queries a second at the default effort"] = End(
-            median(run[kind] for run in runs), "reported", True
-        )
+        ends[f"{kind}: queries a second at the default effort"] = reported(median(run[kind] for run in runs))
         rates = [run[kind] for run in runs]
         apart = max(rates) / min(rates) - 1
-        ends[f"{kind}: spread of {RUNS} runs"] = End(apart, "at most 0.1", apart <= 0.1)
+        ends[f"{kind}: spread of {RUNS} runs"] = at_most(apart, 0.1)
     return ends
 
 
@@ -128,7 +118,7 @@ def budgets(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
             below = (search_size, candidates)
         if not isnan(below[0]):
             point = evaluate_recall(index, queries, true, int(below[0]), timed=False)
-            ends[f"{kind}: recall@10 at {budget:,.0f} candidates, shifted"] = End(point.recall, "reported", True)
+            ends[f"{kind}: recall@10 at {budget:,.0f} candidates, shifted"] = reported(point.recall)
     return ends
 
 

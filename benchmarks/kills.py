@@ -19,7 +19,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -28,35 +27,21 @@ from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ends import End, machine, parser, report
+from ends import End, exactly, job, machine, own_places, parser, report, reported
 from faults import make_dataset, make_encoder
 
-REPOSITORY = Path(__file__).parent.parent
 HOW = ("SIGKILL", "SIGTERM", "SIGHUP", "worker", "SIGSTOP")
 # Workers end within seconds of a killed command; Ray's own agents look for it every half a minute.
 LEFT_SECONDS, STOPPED_SECONDS, HUNG_SECONDS = 60.0, 2.0, 900.0
 STEPS = 60
-TRAIN = [
-    "--batch-size",
-    "64",
-    "--precision",
-    "fp32",
-    "--loss",
-    "mw",
-    "--checkpoint-steps",
-    "10",
-    "--eval-steps",
-    "1000",
-]
+TRAIN = ["--batch-size", "64", "--precision", "fp32", "--loss", "mw"]
+TRAIN += ["--checkpoint-steps", "10", "--eval-steps", "1000"]
 STAGES = {
     "prepare": ["--dataset", "letters", "--model", "encoder"],
     "encode": ["--dataset", "letters", "--model", "encoder", "--precision", "fp32", "--actors", "2"],
     "mine": ["--dataset", "letters", "--model", "encoder", "--precision", "fp32", "--method", "bm25,dense"],
     "evaluate": ["--model", "bm25", "encoder", "--datasets", "letters", "--precision", "fp32", "--actors", "2"],
-    "tune": [
-        *("--dataset", "letters", "--model", "encoder", "--search-space", "space.yaml", "--max-steps", "30"),
-        *TRAIN,
-    ],
+    "tune": ["--dataset", "letters", "--model", "encoder", "--search-space", "space.yaml", "--max-steps", "30", *TRAIN],
 }
 SPACE = "loss:\n  temperature: [0.02, 0.05, 0.1]\n"
 # Times and addresses are not results.
@@ -71,17 +56,12 @@ class Command:
     """Process of a stage in its own session, so that all of its processes can be listed."""
 
     def __init__(self, work: Path, stage: str, words: list[str], output: str, cache: str) -> None:
-        own = {
-            "MLFLOW_TRACKING_URI": f"sqlite:///{work}/{cache}.db",
-            "RAYTRIEVER_CACHE": str(work / cache),
-            "PYTHONPATH": str(REPOSITORY / "platform"),
-        }
         self.log = work / f"{output.replace('/', '-')}.{cache}.log"
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, str(REPOSITORY / "jobs" / f"{stage}.py"), *words, "--output", output],
+                [*job(stage), *words, "--output", output],
                 cwd=work,
-                env=os.environ | own,
+                env=own_places(work, cache),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -272,14 +252,9 @@ def equal_commands(work: Path, pairs: int, chance: random.Random) -> tuple[dict[
             time.sleep(chance.uniform(0, 0.4 * length))
             started = time.monotonic()
             second = subprocess.run(
-                [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *words, "--output", f"./{run}/../{run}"],
+                [*job("train"), *words, "--output", f"./{run}/../{run}"],
                 cwd=work,
-                env=os.environ
-                | {
-                    "RAYTRIEVER_CACHE": f"{work}/train-cache",
-                    "MLFLOW_TRACKING_URI": f"sqlite:///{work}/train-cache.db",
-                    "PYTHONPATH": str(REPOSITORY / "platform"),
-                },
+                env=own_places(work, "train-cache"),
                 capture_output=True,
                 text=True,
                 timeout=HUNG_SECONDS,
@@ -301,9 +276,9 @@ def equal_commands(work: Path, pairs: int, chance: random.Random) -> tuple[dict[
         "equal commands: refused, or found the run finished": End(
             refused + finished, f"{pairs}", refused + finished == pairs
         ),
-        "equal commands: refused": End(refused, "reported", True),
-        "equal commands: runs with other steps or losses": End(lost, "0", lost == 0),
-        "equal commands: slowest refusal (s)": End(slowest, "reported", True),
+        "equal commands: refused": reported(refused),
+        "equal commands: runs with other steps or losses": exactly(lost, 0),
+        "equal commands: slowest refusal (s)": reported(slowest),
     }
     return ends, {"equal commands": {"refused": refused, "found the run finished": finished, "other": other}}
 
@@ -345,8 +320,8 @@ def metrics(work: Path, stage: str, kills: int) -> tuple[dict[str, End], dict[st
     done, left = sum(results.kills.values()), max(results.left)
     ends = {
         f"{stage}: disturbances": End(done, f"{kills}", done >= kills),
-        f"{stage}: commands that ended otherwise": End(len(results.errors), "0", not results.errors),
-        f"{stage}: files that differ": End(len(results.different), "0", not results.different),
+        f"{stage}: commands that ended otherwise": exactly(len(results.errors), 0),
+        f"{stage}: files that differ": exactly(len(results.different), 0),
         f"{stage}: longest life of a process left behind (s)": End(
             round(left, 1), f"below {LEFT_SECONDS:g}", left < LEFT_SECONDS
         ),

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ends import End, parser, report
+from ends import End, at_least, at_most, parser, report, reported
 
 DIM, HARD, TAU = 384, 5, 0.01
 AGAINST = "mw against cross_entropy"
@@ -239,10 +239,10 @@ def from_scores() -> dict[str, End]:
                 by_value = max(by_value, float(abs(value.detach().double() - oracle.detach()) / oracle.detach()))
                 by_gradient = max(by_gradient, float((a.grad.double() - b.grad).norm() / b.grad.norm()))
     return {
-        "mw / cross_entropy, matrix given, B=1024, worst of 7 (x)": End(ratio, "at most 3", ratio <= 3),
-        "literal table / mw, B=256 (x)": End(gain, "at least 100", gain >= 100),
-        "mw, worst relative error of the loss": End(by_value, "at most 1e-6", by_value <= 1e-6),
-        "mw, worst relative error of the gradient": End(by_gradient, "at most 1e-5", by_gradient <= 1e-5),
+        "mw / cross_entropy, matrix given, B=1024, worst of 7 (x)": at_most(ratio, 3),
+        "literal table / mw, B=256 (x)": at_least(gain, 100),
+        "mw, worst relative error of the loss": at_most(by_value, 1e-6),
+        "mw, worst relative error of the gradient": at_most(by_gradient, 1e-5),
     }
 
 
@@ -257,18 +257,18 @@ def from_embeddings() -> dict[str, End]:
     )
     for name in LOSS_NAMES:
         growth = durations[f"{name} 2"] / durations[f"{name} 1"]
-        results[f"{name}: time at B=2048 / B=1024 (x)"] = End(growth, "at most 5", growth <= 5)
+        results[f"{name}: time at B=2048 / B=1024 (x)"] = at_most(growth, 5)
     many = {n: ours(n, double, 8) for n in LOSS_NAMES if n not in ("infonce", "infonce-symmetric")}
     durations = times({"infonce": ours("infonce", double), **many}, 5)
     for name in many:
         ratio = durations[name] / durations["infonce"]
-        results[f"{name}, 8 positives / infonce, B=2048 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
+        results[f"{name}, 8 positives / infonce, B=2048 (x)"] = at_most(ratio, 1.5)
     inputs = embeddings(4096)
     other = "materialised infonce"
     durations = times({other: rival(other, inputs), **{n: ours(n, inputs) for n in LOSS_NAMES}}, 3)
     for name in LOSS_NAMES:
         ratio = durations[name] / durations[other]
-        results[f"{name} / {other}, B=4096 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
+        results[f"{name} / {other}, B=4096 (x)"] = at_most(ratio, 1.5)
     return results | of_sums()
 
 
@@ -281,7 +281,7 @@ def of_sums() -> dict[str, End]:
         durations = times({item: ours(item, inputs) for item in (name, *both)}, 9)
         for wording, of in (("both apart", sum(durations[item] for item in both)), ("mw", durations["mw"])):
             ratio = durations[name] / of
-            results[f"{name} / {wording}, B={batch} (x)"] = End(ratio, "reported", True)
+            results[f"{name} / {wording}, B={batch} (x)"] = reported(ratio)
     return results
 
 
@@ -293,10 +293,10 @@ def across_queries() -> dict[str, End]:
     durations = times(steps, 5)
     for name in steps:
         ratio = durations[name] / durations["infonce"]
-        results[f"{name} / infonce, B=4096 (x)"] = End(ratio, "at most 1.2", ratio <= 1.2)
+        results[f"{name} / infonce, B=4096 (x)"] = at_most(ratio, 1.2)
     for name in names:
         extra = in_fresh_process(name, 4096)["bytes"] / 1e6
-        results[f"{name}: extra memory, B=4096 (MB)"] = End(extra, "at most 300", extra <= 300)
+        results[f"{name}: extra memory, B=4096 (MB)"] = at_most(extra, 300)
     return results
 
 
@@ -307,22 +307,22 @@ def in_fresh_processes(libauc: str | None) -> dict[str, End]:
     results: dict[str, End] = {}
     for name in LOSS_NAMES:
         extra = in_fresh_process(name, 4096)["bytes"] / 1e6
-        results[f"{name}: extra memory, B=4096 (MB)"] = End(extra, "at most 300", extra <= 300)
+        results[f"{name}: extra memory, B=4096 (MB)"] = at_most(extra, 300)
     for name in ("infonce", "mw"):
         run = in_fresh_process(name, 16384)
         results[f"{name}: B=16384 runs (s)"] = End(run["seconds"], "runs", True)
-        results[f"{name}: extra memory, B=16384 (MB)"] = End(run["bytes"] / 1e6, "reported", True)
+        results[f"{name}: extra memory, B=16384 (MB)"] = reported(run["bytes"] / 1e6)
     rivals = ["materialised infonce"]
     if importlib.util.find_spec("sentence_transformers"):
         rivals += ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"]
     for name in ("infonce", "mw", *rivals):
         run = in_fresh_process(name, 4096)
-        results[f"{name}, B=4096 (s)"] = End(run["seconds"], "reported", True)
-        results[f"{name}, B=4096, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
+        results[f"{name}, B=4096 (s)"] = reported(run["seconds"])
+        results[f"{name}, B=4096, extra memory (MB)"] = reported(run["bytes"] / 1e6)
     for name, python in (("mw", sys.executable), *([("PairwiseAUCLoss", libauc)] if libauc else [])):
         run = in_fresh_process(name, 256, python)
-        results[f"{name}, B=256 (s)"] = End(run["seconds"], "reported", True)
-        results[f"{name}, B=256, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
+        results[f"{name}, B=256 (s)"] = reported(run["seconds"])
+        results[f"{name}, B=256, extra memory (MB)"] = reported(run["bytes"] / 1e6)
     return results
 
 

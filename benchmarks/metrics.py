@@ -15,7 +15,7 @@ import numpy as np
 import pytrec_eval
 from sklearn.metrics import roc_auc_score
 
-from ends import End, parser, report
+from ends import End, at_least, at_most, parser, report, reported
 from raytriever.metrics.auc import auc_interval, pooled_auc
 from raytriever.metrics.ranking_metrics import Relevance, evaluate_ranking
 
@@ -76,9 +76,9 @@ def rankings() -> dict[str, End]:
     )
     ready = seconds(ours, 3)
     return {
-        "10,000 x 1,000, as a search gives them (s)": End(ready, "reported", True),
-        "pytrec_eval (s)": End(duration, "reported", True),
-        "ahead of pytrec_eval, as a search gives them (x)": End(duration / ready, "at least 5", duration / ready >= 5),
+        "10,000 x 1,000, as a search gives them (s)": reported(ready),
+        "pytrec_eval (s)": reported(duration),
+        "ahead of pytrec_eval, as a search gives them (x)": at_least(duration / ready, 5),
         "largest difference of a figure from pytrec_eval's": End(apart, "under 1e-6", apart < 1e-6),
     }
 
@@ -100,15 +100,15 @@ def pooled() -> dict[str, End]:
         duration = seconds(lambda a=ours, b=theirs: pooled_auc(a, b), 3)
         ratio = seconds(lambda a=labels, b=together: roc_auc_score(a, b)) / duration
         results |= {
-            f"AUC of 10^7 scores, {title} (s)": End(duration, "reported", True),
-            f"AUC of 10^7 scores, {title}: ahead of scikit-learn (x)": End(ratio, "at least 20", ratio >= 20),
+            f"AUC of 10^7 scores, {title} (s)": reported(duration),
+            f"AUC of 10^7 scores, {title}: ahead of scikit-learn (x)": at_least(ratio, 20),
             f"AUC of 10^7 scores, {title}: difference": End(apart, "under 1e-9", apart < 1e-9),
         }
         if title.startswith("1"):
             queries = np.arange(len(ours)), np.repeat(np.arange(len(ours)), PER_POSITIVE + 1)[: len(theirs)]
             auc_interval(ours[:9], theirs[:9])
             interval = seconds(lambda a=ours, b=theirs, q=queries: auc_interval(a, b, *q))
-            results["its interval, clustered by query (s)"] = End(interval, "reported", True)
+            results["its interval, clustered by query (s)"] = reported(interval)
     return results
 
 
@@ -141,10 +141,10 @@ def evaluators() -> dict[str, End]:
     name = f"evaluator, {ASKED} queries, {TEXTS:,} documents"
     same = abs(figures["ndcg@10"] - expected["cosine_ndcg@10"])
     return {
-        f"{name}: seconds": End(median(item for item, _ in took), "reported", True),
-        f"{name}: seconds / InformationRetrievalEvaluator": End(alone, "reported", True),
-        f"{name}: the same with encoding by MiniLM": End(whole, "at most 1.01", whole <= 1.01),
-        f"{name}: nDCG@10 less that of the library": End(same, "at most 1e-6", same <= 1e-6),
+        f"{name}: seconds": reported(median(item for item, _ in took)),
+        f"{name}: seconds / InformationRetrievalEvaluator": reported(alone),
+        f"{name}: the same with encoding by MiniLM": at_most(whole, 1.01),
+        f"{name}: nDCG@10 less that of the library": at_most(same, 1e-6),
     }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from ends import End, parser, report
+from ends import End, parser, report, reported
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.evaluated_datasets import sample_corpus
@@ -117,13 +117,13 @@ def main() -> None:
             config = ModelConfig(model, passage_length=own.model.passage_length)
             results[name] = by_dim(load_for_encoding(config, precision, CPU), measured_on(options.others))
     ends = {
-        f"{name}: nDCG@10 at {dim} components": End(value, "reported", True)
+        f"{name}: nDCG@10 at {dim} components": reported(value)
         for name, values in results.items()
         for dim, value in values.items()
     }
     gained, paid = (results["nested"][dim] / results["plain"][dim] for dim in (NARROW, WHOLE))
     ends[f"nested / plain at {NARROW} components (x)"] = End(gained, "above 1", gained > 1)
-    ends[f"nested / plain at {WHOLE} components (x)"] = End(paid, "reported", True)
+    ends[f"nested / plain at {WHOLE} components (x)"] = reported(paid)
     report(f"nested embeddings, {options.steps} steps", ends, options.json)
 
 

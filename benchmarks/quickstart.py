@@ -6,16 +6,13 @@ ends where the next one prints its first line."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ends import End, parser, report
+from ends import End, at_most, job, own_places, parser, report, reported
 
-REPOSITORY = Path(__file__).parent.parent
 # First words of the line that begins a stage, and the name of the stage.
 STAGES = {
     "pydocs:": "data set",
@@ -45,13 +42,7 @@ def main() -> None:
     """Run the job in an empty folder and read its results."""
     arguments = parser(__doc__ or "").parse_args()
     with TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "RAYTRIEVER_CACHE": f"{folder}/cache",
-            "NUMBA_CACHE_DIR": f"{folder}/compiled",
-            "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-        }
-        command = [sys.executable, str(REPOSITORY / "jobs" / "train.py")]
+        environment, command = own_places(folder) | {"NUMBA_CACHE_DIR": f"{folder}/compiled"}, job("train")
         times = []
         for _ in range(5):
             began = time.perf_counter()
@@ -73,18 +64,15 @@ def main() -> None:
     report(
         "quickstart",
         {
-            "--help, seconds": End(sorted(times)[2], "at most 1.5", sorted(times)[2] <= 1.5),
-            "train.py with cold caches, seconds": End(seconds, "at most 240", seconds <= 240),
-            **{
-                f"{stage}, seconds": End(end - begin, "reported", True)
-                for (stage, end), begin in zip(ends, begins, strict=False)
-            },
-            "documents": End(documents, "reported", True),
-            "steps": End(max(step["step"] for step in steps), "reported", True),
+            "--help, seconds": at_most(sorted(times)[2], 1.5),
+            "train.py with cold caches, seconds": at_most(seconds, 240),
+            **{f"{stage}, seconds": reported(end - begin) for (stage, end), begin in zip(ends, begins, strict=False)},
+            "documents": reported(documents),
+            "steps": reported(max(step["step"] for step in steps)),
             "nDCG@10 of BM25": End(bm25, "below the encoder before", bm25 < before_training),
             "nDCG@10 before": End(before_training, "below the encoder after", before_training < after),
-            "nDCG@10 after": End(after, "reported", True),
-            "AUC after minus before": End(metrics["after"]["auc"] - metrics["before"]["auc"], "reported", True),
+            "nDCG@10 after": reported(after),
+            "AUC after minus before": reported(metrics["after"]["auc"] - metrics["before"]["auc"]),
         },
         arguments.json,
     )

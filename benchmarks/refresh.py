@@ -13,7 +13,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +20,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ends import End, parser, report
+from ends import End, at_least, job, own_places, parser, report, reported
 
-REPOSITORY = Path(__file__).parent.parent
-SQUAD = REPOSITORY.parent / "shared" / "data" / "squad"
+SQUAD = Path(__file__).parents[2] / "shared" / "data" / "squad"
 HELD_OUT = 400  # paragraphs of the articles that are measured on
 RUNS = {
     "in-batch": [],
@@ -64,20 +62,19 @@ def subset(folder: Path, documents: int) -> None:
         (folder / f"{name}.jsonl").write_text("".join(lines))
 
 
+def training(folder: Path, run: Path, more: list[str], steps: int) -> list[str]:
+    """Return the command of a training on the paragraphs of `subset`."""
+    words = ["--dataset", folder / "squad", "--loss", "infonce", "--temperature", "0.05", "--batch-size", BATCH]
+    words += ["--max-steps", steps, "--passage-length", "128", "--query-length", "64"]
+    return [*job("train"), *map(str, words), "--learning-rate", "2e-5", "--output", str(run), *more]
+
+
 def train(folder: Path, name: str, more: list[str], steps: int) -> tuple[Path, float]:
     """Train once; return the run directory and the seconds."""
     run = folder / name.replace(" ", "-").replace(",", "")
-    words = ["--dataset", folder / "squad", "--loss", "infonce", "--temperature", "0.05", "--batch-size", BATCH]
-    words += ["--max-steps", steps, "--eval-steps", steps, "--passage-length", "128", "--query-length", "64"]
-    words += ["--learning-rate", "2e-5", "--output", run, *more]
-    environment = {
-        **os.environ,
-        "RAYTRIEVER_CACHE": f"{folder}/cache",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-    }
+    words = training(folder, run, [*more, "--eval-steps", str(steps)], steps)
     began = time.perf_counter()
-    command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *map(str, words)]
-    subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)
+    subprocess.run(words, check=True, env=own_places(folder), cwd=folder, stdout=subprocess.DEVNULL)
     return run, time.perf_counter() - began
 
 
@@ -105,29 +102,23 @@ def costs(run: Path) -> dict[str, End]:
         ratio = median(together) / median(alone)
         target, holds = ("at most 1.1", ratio <= 1.1) if own else ("reported", True)
         results |= {
-            "a step alone, seconds": End(median(alone), "reported", True),
-            "a step while refreshing, seconds": End(median(together), "reported", True),
+            "a step alone, seconds": reported(median(alone)),
+            "a step while refreshing, seconds": reported(median(together)),
             "a step while refreshing / alone": End(ratio, target, holds),
         }
     results |= {
-        "steps alone, of all but the first three": End(len(alone) / len(metrics), "reported", True),
-        "longest wait of a step for a round, seconds": End(
-            max(figures["refresh_wait_seconds"] for figures in metrics.values()), "reported", True
+        "steps alone, of all but the first three": reported(len(alone) / len(metrics)),
+        "longest wait of a step for a round, seconds": reported(
+            max(figures["refresh_wait_seconds"] for figures in metrics.values())
         ),
-        "rounds that ended": End(len(rounds), "reported", True),
-        "rounds whose tables were used": End(len(used), "at least 1", len(used) >= 1),
+        "rounds that ended": reported(len(rounds)),
+        "rounds whose tables were used": at_least(len(used), 1),
     }
-    for name in (
-        "seconds",
-        "encode_seconds",
-        "mine_seconds",
-        "staleness_steps",
-        "overlap",
-        "share_within_relative_margin",
-    ):
+    measured = "seconds encode_seconds mine_seconds staleness_steps overlap share_within_relative_margin"
+    for name in measured.split():
         values = [item[f"refresh_{name}"] for item in used if f"refresh_{name}" in item]
         if values:
-            results[f"rounds: {name.replace('_', ' ')}, median"] = End(median(values), "reported", True)
+            results[f"rounds: {name.replace('_', ' ')}, median"] = reported(median(values))
     return results
 
 
@@ -156,14 +147,14 @@ def main() -> None:
             models = json.loads((run / "evaluation" / "results.json").read_text())["models"]
             figures = {name: row for name, sets in models.items() for row in sets.values()}
             if not results:
-                results["nDCG@10, BM25"] = End(figures["bm25"]["ndcg_at_10"], "reported", True)
-                results["nDCG@10, before training"] = End(figures["before"]["ndcg_at_10"], "reported", True)
+                results["nDCG@10, BM25"] = reported(figures["bm25"]["ndcg_at_10"])
+                results["nDCG@10, before training"] = reported(figures["before"]["ndcg_at_10"])
                 lines += [
                     line(name, figures[key], None) for name, key in {"BM25": "bm25", "untrained": "before"}.items()
                 ]
-            results[f"nDCG@10, {title}"] = End(figures["after"]["ndcg_at_10"], "reported", True)
-            results[f"AUC, {title}"] = End(figures["after"]["auc"], "reported", True)
-            results[f"whole run, {title}, seconds"] = End(seconds, "reported", True)
+            results[f"nDCG@10, {title}"] = reported(figures["after"]["ndcg_at_10"])
+            results[f"AUC, {title}"] = reported(figures["after"]["auc"])
+            results[f"whole run, {title}, seconds"] = reported(seconds)
             lines.append(line(title, figures["after"], seconds))
             if refresh:
                 results |= costs(run)

@@ -22,7 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ends import End, add_device, check_device, parser, report, result_of
+from ends import End, add_device, at_least, check_device, parser, report, reported, result_of
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 ROUNDS = 3
@@ -225,9 +225,9 @@ def on_a_gpu(arguments: argparse.Namespace) -> dict[str, End]:
     rate = {name: arguments.texts / median(took) for name, took in seconds.items()}
     ratio = rate["encoding"] / rate["forward"]
     return {
-        "texts a second, with tokenising": End(rate["encoding"], "reported", True),
-        "texts a second, forward only": End(rate["forward"], "reported", True),
-        "encoding / forward only": End(ratio, "reported", True),
+        "texts a second, with tokenising": reported(rate["encoding"]),
+        "texts a second, forward only": reported(rate["forward"]),
+        "encoding / forward only": reported(ratio),
     }
 
 
@@ -323,16 +323,14 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     results: dict[str, End] = {}
     got = in_a_process("speed", arguments)
     name = f"{arguments.texts:,} paragraphs of SQuAD, one thread"
-    results[f"{name}: sentence-transformers, texts a processor second"] = End(got["theirs rate"], "reported", True)
+    results[f"{name}: sentence-transformers, texts a processor second"] = reported(got["theirs rate"])
     for precision, (ratio, cosine) in {"fp32": (1.3, 0.99999), "bf16": (3.0, 0.999), "int8": (2.2, 0.99)}.items():
         if f"{precision} rate" not in got:
             continue
-        results[f"{name}, {precision}: texts a processor second"] = End(got[f"{precision} rate"], "reported", True)
+        results[f"{name}, {precision}: texts a processor second"] = reported(got[f"{precision} rate"])
         for what, least in (("ratio", ratio), ("cosine", cosine)):
             value, title = got[f"{precision} {what}"], {"ratio": "speed", "cosine": "lowest cosine"}[what]
-            results[f"{name}, {precision}: {title} to sentence-transformers'"] = End(
-                value, f"at least {least}", value >= least
-            )
+            results[f"{name}, {precision}: {title} to sentence-transformers'"] = at_least(value, least)
     if arguments.sections == "speed":
         return results
     got = in_a_process("loss", arguments)
@@ -340,28 +338,28 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
         away = got[f"{dtype} ndcg"] - TRUTH
         target, holds = ("within 0.002", abs(away) <= 0.002) if dtype == "fp32" else ("reported", True)
         results[f"SciFact: nDCG@10 kept as {dtype}, less {TRUTH}"] = End(away, target, holds)
-        results[f"SciFact: mean cosine lost by {dtype}"] = End(1 - got[f"{dtype} cosine"], "reported", True)
+        results[f"SciFact: mean cosine lost by {dtype}"] = reported(1 - got[f"{dtype} cosine"])
     got = in_a_process("pool", arguments)
     ratio = got["pool"] / got["alone"]
-    results["an actor / this process, at as many threads"] = End(ratio, "at least 0.9", ratio >= 0.9)
+    results["an actor / this process, at as many threads"] = at_least(ratio, 0.9)
     results["an actor writes the bytes of this process"] = End(got["same"], "yes (1)", got["same"] == 1)
-    results["a pool's start and end, in a session (s)"] = End(got["start"], "reported", True)
+    results["a pool's start and end, in a session (s)"] = reported(got["start"])
     got = in_a_process("large", arguments)
     name = f"{got['gigabytes']:.1f} GB of tokens and embeddings, object store 100 MB"
     for what, ratio in {
         "encoding": got["small speed"] / got["usual speed"],
         f"searching {QUERIES} queries, k = {K:,}": got["usual search"] / got["small search"],
     }.items():
-        results[f"{name}: speed of {what} / with the usual one"] = End(ratio, "at least 0.5", ratio >= 0.5)
-    results[f"{name}: encoding, rows a second"] = End(got["small speed"], "reported", True)
-    results[f"{name}: searching, seconds"] = End(got["small search"], "reported", True)
+        results[f"{name}: speed of {what} / with the usual one"] = at_least(ratio, 0.5)
+    results[f"{name}: encoding, rows a second"] = reported(got["small speed"])
+    results[f"{name}: searching, seconds"] = reported(got["small search"])
     results[f"{name}: driver memory grown by encoding (MB)"] = End(
         got["small grown"], "under 300", got["small grown"] < 300
     )
     for who in ("actor", "searcher"):
         most = got[f"small {who}"]
         results[f"{name}: memory of one {who} (MB)"] = End(most, "under 1000", most < 1000)
-    results[f"{name}: something was spilled to disk (1)"] = End(got["small spilled"], "reported", True)
+    results[f"{name}: something was spilled to disk (1)"] = reported(got["small spilled"])
     return results
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from ends import End, add_device, check_device, parser, report
+from ends import End, add_device, at_least, check_device, parser, report, reported
 
 SQUAD = Path(os.environ.get("RAYTRIEVER_DATA", "../shared/data")) / "squad"
 DIM, NEGATIVES, MARGIN = 384, 10, 0.05
@@ -176,19 +176,19 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     results = {}
     for way in WAYS:
         name = "raytriever" if way == "ours" else f"sentence-transformers, {way}"
-        results[f"{name}: seconds"] = End(best[way]["seconds"], "reported", True)
-        results[f"{name}: processor seconds"] = End(best[way]["processor"], "reported", True)
-        results[f"{name}: memory grown (MB)"] = End(best[way]["grown"], "reported", True)
+        results[f"{name}: seconds"] = reported(best[way]["seconds"])
+        results[f"{name}: processor seconds"] = reported(best[way]["processor"])
+        results[f"{name}: memory grown (MB)"] = reported(best[way]["grown"])
     for name, unit in (("seconds", "seconds"), ("processor", "processor seconds")):
         ratio = best[rival][name] / best["ours"][name]
         decides = name == "seconds"
         target = "at least 2, wanted 4" if decides else "reported"
         results[f"sentence-transformers' {unit} / raytriever's"] = End(ratio, target, not decides or ratio >= 2)
     ratio = best["triplet"]["seconds"] / best["ours"]["seconds"]
-    results["the same, of its triplets"] = End(ratio, "reported", True)
+    results["the same, of its triplets"] = reported(ratio)
     peak = best["ours"]["peak"]
     results["raytriever: memory of the process at its peak (MB)"] = End(peak, "under 2000", peak < 2000)
-    results["queries with the same negatives in the same order"] = End(alike, "at least 0.999", bool(alike >= 0.999))
+    results["queries with the same negatives in the same order"] = at_least(alike, 0.999)
     return results
 
 

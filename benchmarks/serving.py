@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -30,10 +29,11 @@ import torch
 from numpy import ndarray
 
 import raytriever as rt
-from ends import End, parser, report
+from ends import End, at_most, parser, report, reported
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.models.resolve_model import resolve_model
 from raytriever.retrieval.search.exact_search import ExactIndex
+from retrieval_search import ratios, timed
 from startup import write_dataset
 
 ROOT = Path(__file__).parents[1]
@@ -59,20 +59,6 @@ def index_of(embeddings: ndarray) -> rt.Index:
     return rt.Index(
         "exact", ExactIndex(dataset=dataset, retriever=rt.load_model(MODEL).retriever, embeddings=embeddings)
     )
-
-
-def ratios(ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> tuple[float, float, float]:
-    """Return the medians of the ratios in wall and in processor seconds, and the median of our milliseconds."""
-    wall, processor, milliseconds = [], [], []
-    for _ in range(repeats):
-        began, used = perf_counter(), process_time()
-        ours()
-        middle, used_middle = perf_counter(), process_time()
-        theirs()
-        wall.append((middle - began) / (perf_counter() - middle))
-        processor.append((used_middle - used) / (process_time() - used_middle))
-        milliseconds.append(1000 * (middle - began))
-    return median(wall), median(processor), median(milliseconds)
 
 
 def rivals() -> dict[str, Any]:
@@ -106,21 +92,17 @@ def compare_searches(sizes: list[int], ends: dict[str, End]) -> None:
             times = {}
             for name, encoder in encoders.items():
                 of_rival(encoder)
-                began = process_time()
-                of_rival(encoder)
-                times[name] = process_time() - began
+                times[name] = timed(lambda encoder=encoder, of_rival=of_rival: of_rival(encoder))[1]  # type: ignore[misc]
             fastest = encoders[min(times, key=lambda name: times[name])]
-            wall, processor, milliseconds = ratios(
+            wall, processor, turns = ratios(
                 lambda index=index, queries=queries: index.search(queries, top_k=K),  # type: ignore[misc]
                 lambda fastest=fastest, of_rival=of_rival: of_rival(fastest),  # type: ignore[misc]
                 repeats,
             )
             where = f"{count} quer{'ies' if count > 1 else 'y'}, {size:,} passages"
-            ends[f"{where}: processor seconds / sentence-transformers' and FAISS's (x)"] = End(
-                processor, "at most 1.0", processor <= 1
-            )
-            ends[f"{where}: wall seconds / theirs (x)"] = End(wall, "reported", True)
-            ends[f"{where}: ms, one thread"] = End(milliseconds, "reported", True)
+            ends[f"{where}: processor seconds / sentence-transformers' and FAISS's (x)"] = at_most(processor, 1.0)
+            ends[f"{where}: wall seconds / theirs (x)"] = reported(wall)
+            ends[f"{where}: ms, one thread"] = reported(median(1000 * seconds for seconds, _ in turns))
 
 
 def swap_index(ends: dict[str, End]) -> None:
@@ -142,8 +124,8 @@ def swap_index(ends: dict[str, End]) -> None:
             seconds.append(perf_counter() - began)
             used.append(process_time() - used_before)
     name = f"{ADDED} passages added to {CORPUS:,}, built again and found"
-    ends[f"{name}, seconds"] = End(median(seconds), "reported", True)
-    ends[f"{name}, processor seconds"] = End(median(used), "reported", True)
+    ends[f"{name}, seconds"] = reported(median(seconds))
+    ends[f"{name}, processor seconds"] = reported(median(used))
 
 
 def first_query(checkout: Path, compiled: bool) -> float:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import signal
 import sys
@@ -29,9 +28,8 @@ from pathlib import Path
 from at_size.corpus import extend, write
 from at_size.encoder import write_encoder
 from at_size.processes import measure
-from ends import End, parser, report
+from ends import End, job, own_places, parser, report
 
-REPOSITORY = Path(__file__).parent.parent
 # Words of each command, after which the folder of its output is named. Folders of earlier stages are in braces, and
 # {model} is the encoder.
 STAGES = {
@@ -76,7 +74,7 @@ def run(stage: str, documents: int, folder: Path) -> None:
     if stage == "encode":  # and not copy what `train` has encoded
         shutil.rmtree(folder / "cache" / "embeddings", ignore_errors=True)
     before = size_of(folder)
-    code, usage = measure(command(stage, documents, folder, output), environment(folder), log)
+    code, usage = measure(command(stage, documents, folder, output), own_places(folder), log)
     if code:
         lines = log.read_text(errors="replace").splitlines()[-12:]
         sys.exit("\n".join([f"size.py: {stage} of {documents:,} documents failed (exit code {code}):", *lines]))
@@ -91,7 +89,7 @@ def run_killed(stage: str, documents: int, folder: Path) -> None:
         return
     output, log, undisturbed = killed / stage, folder / "logs" / f"{stage}{KILLED}.log", figures_of(stage, folder)
     shutil.rmtree(output, ignore_errors=True)
-    variables = environment(folder)
+    variables = own_places(folder)
     if stage in MAKERS:  # which would copy what was made before
         shutil.rmtree(killed / "cache", ignore_errors=True)
         variables["RAYTRIEVER_CACHE"] = str(killed / "cache")
@@ -114,16 +112,7 @@ def command(stage: str, documents: int, folder: Path, output: Path) -> list[str]
         return [sys.executable, __file__, "--add", str(folder / "generate"), str(output)]
     model = folder / "train" / "model" if figures_of("train", folder) else folder / "generate" / "encoder"
     words = STAGES[stage].format(model=model, **{name: folder / name for name in STAGES}).split()
-    return [sys.executable, str(REPOSITORY / "jobs" / f"{words[0]}.py"), *words[1:], "--output", str(output)]
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of the commands: a cache and a tracking database of their own."""
-    return os.environ | {
-        "RAYTRIEVER_CACHE": str(folder / "cache"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-        "PYTHONPATH": str(REPOSITORY / "platform"),
-    }
+    return [*job(words[0]), *words[1:], "--output", str(output)]
 
 
 def size_of(folder: Path) -> int:

@@ -7,15 +7,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ends import End, parser, report
+from ends import job, parser, report, reported
 from raytriever.evaluation.annotation.annotated_dataset import write_beir
 
-REPOSITORY = Path(__file__).parent.parent
 RUNS = 3
 
 
@@ -32,17 +30,11 @@ def write_dataset(folder: Path) -> None:
 
 def seconds_to_first_step(folder: Path, name: str) -> float:
     """Return the seconds from the start of the process to the end of its first optimiser step."""
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
-    command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), "--dataset", "pairs", "--max-steps", "1"]
+    command = [*job("train"), "--dataset", "pairs", "--max-steps", "1", "--batch-size", "16", "--run-name", name]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     began = time.time()
-    subprocess.run(
-        [*command, "--batch-size", "16", "--run-name", name],
-        check=True,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    subprocess.run(command, check=True, cwd=folder, env=environment, **quiet)
     first = json.loads((folder / "runs" / name / "steps.jsonl").read_text().split("\n")[0])
     return float(first["milliseconds"] / 1000 - began)
 
@@ -55,8 +47,8 @@ def main() -> None:
         write_dataset(folder / "pairs")
         times = [seconds_to_first_step(folder, f"run{number}") for number in range(RUNS)]
     ends = {
-        "from train.py to the end of the first step, first time, seconds": End(times[0], "reported", True),
-        "the same, later, median seconds": End(sorted(times[1:])[len(times[1:]) // 2], "reported", True),
+        "from train.py to the end of the first step, first time, seconds": reported(times[0]),
+        "the same, later, median seconds": reported(sorted(times[1:])[len(times[1:]) // 2]),
     }
     report("startup", ends, arguments.json)
 

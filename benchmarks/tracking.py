@@ -24,7 +24,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from ends import End, parser, report
+from ends import End, at_most, exactly, parser, report, reported
 from raytriever.cluster.events_and_restarts import CheckpointEvent, StepEvent
 from raytriever.experiments.run.event_recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
@@ -123,16 +123,12 @@ def processor_costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
     spool.finish("FINISHED")
     sending = time.process_time() - before - computing - logging
     lost = missing(server, folder, steps)
-    fraction = 100 * logging / (steps * STEP_SECONDS)
+    whole, title = steps * STEP_SECONDS, f"of {1000 * STEP_SECONDS:g} ms a step (%)"
     return {
-        "four trackers: a step, mean (ms)": End(1000 * seconds / steps, "reported", True),
-        f"processor seconds of the thread that trains, of {1000 * STEP_SECONDS:g} ms a step (%)": End(
-            fraction, f"at most {FRACTION:g}", fraction <= FRACTION
-        ),
-        f"processor seconds of the four threads that send, of {1000 * STEP_SECONDS:g} ms a step (%)": End(
-            100 * sending / (steps * STEP_SECONDS), "reported", True
-        ),
-        "points that are not in MLflow, or twice": End(lost, "0", lost == 0),
+        "four trackers: a step, mean (ms)": reported(1000 * seconds / steps),
+        f"processor seconds of the thread that trains, {title}": at_most(100 * logging / whole, FRACTION),
+        f"processor seconds of the four threads that send, {title}": reported(100 * sending / whole),
+        "points that are not in MLflow, or twice": exactly(lost, 0),
     }
 
 
@@ -152,12 +148,10 @@ def costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
     slower = [100 * (mean(logging[at : at + BLOCK]) / mean(bare[at : at + BLOCK]) - 1) for at in range(0, steps, BLOCK)]
     lost = missing(server, folder, len(logging))
     return {
-        "a step, median (ms)": End(1000 * median(bare), "reported", True),
-        f"share of the steps that wait because {METRICS} figures are logged (%)": End(
-            waited, f"at most {FRACTION:g}", waited <= FRACTION
-        ),
-        "steps that log, slower than others, median block (%)": End(median(slower), "reported", True),
-        "points of these steps that are not in the server, or twice": End(lost, "0", lost == 0),
+        "a step, median (ms)": reported(1000 * median(bare)),
+        f"share of the steps that wait because {METRICS} figures are logged (%)": at_most(waited, FRACTION),
+        "steps that log, slower than others, median block (%)": reported(median(slower)),
+        "points of these steps that are not in the server, or twice": exactly(lost, 0),
     }
 
 
@@ -183,8 +177,8 @@ def outage(server: Server, folder: Path, down: float) -> dict[str, End]:
     lost = missing(server, folder, number)
     longest = 1000 * max(waits)
     return {
-        f"server down for {down:g} s: longest wait of a step (ms)": End(longest, f"at most {WAIT:g}", longest <= WAIT),
-        f"points of {number} steps that are not in the server, or twice": End(lost, "0", lost == 0),
+        f"server down for {down:g} s: longest wait of a step (ms)": at_most(longest, WAIT),
+        f"points of {number} steps that are not in the server, or twice": exactly(lost, 0),
     }
 
 

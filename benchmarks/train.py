@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ends import End, parser, report
+from ends import End, at_most, parser, report, reported
 from grad_cache import take_step
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ def compared(dataset: Path, count: int, precisions: list[str]) -> dict[str, End]
         memory = {way: median(item["memory"] for item in measured) for way, measured in turns.items()}
         for way, measured in turns.items():
             speed = median(item["speed"] for item in measured)
-            results[f"{precision}: {way}, examples a processor second"] = End(speed, "reported", True)
-            results[f"{precision}: {way}, peak memory (MB)"] = End(memory[way], "reported", True)
+            results[f"{precision}: {way}, examples a processor second"] = reported(speed)
+            results[f"{precision}: {way}, peak memory (MB)"] = reported(memory[way])
         for way, value in THEIRS.items():
             pairs_of_turns = zip(turns[value], turns[way], strict=True)
             ratio = median(mine["speed"] / other["speed"] for mine, other in pairs_of_turns)
@@ -202,7 +202,7 @@ def compared(dataset: Path, count: int, precisions: list[str]) -> dict[str, End]
             target = f"at least {wanted}" if is_target else "reported"
             results[f"{name}, examples a second"] = End(ratio, target, ratio >= wanted or not is_target)
             less = memory[value] / memory[way]
-            results[f"{name}, peak memory"] = End(less, "at most 1", less <= 1)
+            results[f"{name}, peak memory"] = at_most(less, 1)
     return results
 
 

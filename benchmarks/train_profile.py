@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ends import End, parser, report
+from ends import End, parser, report, reported
 from grad_cache import take_step
 from train import SQUAD, training
 
@@ -120,7 +120,7 @@ def measured(precision: str, dataset: Path, steps: int) -> dict[str, End]:
             results[f"{name}, share of the step (%)"] = 100 * seconds[name] / step
         if arithmetic[name] > 0.01 * operations:
             results[f"{name}, share of the peak (%)"] = 100 * arithmetic[name] / seconds[name] / most
-    return {f"{precision}: {name}": End(value, "reported", True) for name, value in results.items()}
+    return {f"{precision}: {name}": reported(value) for name, value in results.items()}
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -19,11 +18,9 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ends import End, parser, report
-from faults import make_encoder
-from raytriever.evaluation.annotation.annotated_dataset import write_beir
+from ends import End, job, own_places, parser, report, reported
+from faults import make_dataset, make_encoder
 
-REPOSITORY = Path(__file__).parent.parent
 RATIO = 1.3
 SPACE = """
 loss:
@@ -40,20 +37,6 @@ SETTINGS = {
     "eval-steps": 100,
     "patience": 99,
 }
-
-
-def make_dataset(folder: Path) -> Path:
-    """Write a data set in BEIR layout: queries of six letters, passages with these letters backwards."""
-    chance = random.Random(7)
-    words = ["".join(chance.choices("abcdefgh", k=6)) for _ in range(3000)]
-    rows = [("".join(chance.choices("abcdefgh", k=4)), word[::-1]) for word in words]
-    passages = ({"_id": f"d{n}", "title": "", "text": f"{noise} {word}"} for n, (noise, word) in enumerate(rows))
-    queries = ({"_id": f"q{n}", "text": word} for n, word in enumerate(words))
-    splits = {"train": range(2400), "dev": range(2400, 2700), "test": range(2700, 3000)}
-    folder.mkdir(parents=True)
-    judgements = {name: [(f"q{n}", f"d{n}", 1) for n in some] for name, some in splits.items()}
-    write_beir(folder, passages, queries, judgements)
-    return folder
 
 
 def bare(steps: int) -> list[float]:
@@ -134,10 +117,9 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_encoder(folder / "encoder")
-        make_dataset(folder / "letters")
+        make_dataset(folder / "letters", 3_000, 2_400, 300)
         (folder / "space.yaml").write_text(SPACE)
-        own = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "RAYTRIEVER_CACHE": f"{folder}/cache"}
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | own
+        environment = {name: value for name, value in own_places(folder).items() if name != "OMP_NUM_THREADS"}
 
         def run(*words: str) -> str:
             done = subprocess.run(
@@ -146,16 +128,13 @@ def main() -> None:
             return done.stdout
 
         def all_bare() -> list[float]:
-            seconds_of_trials: list[float] = json.loads(
-                run(__file__, "--bare", "--steps", str(options.steps)).splitlines()[-1]
-            )
-            return seconds_of_trials
+            return list(json.loads(run(__file__, "--bare", "--steps", str(options.steps)).splitlines()[-1]))
 
         first = all_bare()
         flags = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
         flags += ["--max-steps", str(options.steps), "--search-space", "space.yaml", "--output", "sweep"]
         began = time.perf_counter()
-        print(run(str(REPOSITORY / "jobs" / "tune.py"), *flags))
+        print(run(*job("tune")[1:], *flags))
         whole = time.perf_counter() - began
         second = all_bare()
         if options.keep:
@@ -166,10 +145,10 @@ def main() -> None:
     ratio = whole / (sum(sums) / 2)
     ends = {
         "a sweep of 12 trials, times the sum of the bare trials": End(ratio, f"<= {RATIO}", ratio <= RATIO),
-        "what it adds, however long trials are, seconds": End(whole - sum(sums) / 2, "reported", True),
-        "the sweep, seconds": End(whole, "reported", True),
-        "the bare trials before it, seconds": End(sums[0], "reported", True),
-        "the bare trials after it, seconds": End(sums[1], "reported", True),
+        "what it adds, however long trials are, seconds": reported(whole - sum(sums) / 2),
+        "the sweep, seconds": reported(whole),
+        "the bare trials before it, seconds": reported(sums[0]),
+        "the bare trials after it, seconds": reported(sums[1]),
     }
     report("tune", ends, options.json)
 

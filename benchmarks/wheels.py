@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ends import End, parser, report
+from ends import exactly, parser, report, reported
 
 REPOSITORY = Path(__file__).parent.parent
 # Platform tags, newest last, and the values of the markers that requirements ask for.
@@ -81,8 +81,8 @@ def main() -> None:
         names = closure(project["dependencies"], markers)
         pins = [f"{name}=={versions[name]}" if name in versions else name for name in sorted(names)]
         missing = without_wheel(pins, platforms)
-        ends[f"{system}: packages"] = End(len(names), "reported", True)
-        ends[f"{system}: without a wheel {', '.join(missing)}".strip()] = End(len(missing), "0", not missing)
+        ends[f"{system}: packages"] = reported(len(names))
+        ends[f"{system}: without a wheel {', '.join(missing)}".strip()] = exactly(len(missing), 0)
     report("wheels", ends, arguments.json)
 
 

@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 import grad_cache
-from ends import End, parser, report
+from ends import at_most, parser, report, reported
 
 THREADS = 2
 TARGET = 1.15
@@ -43,7 +43,7 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     model = grad_cache.objective("fp32", device)
     strategy = build_strategy(TrainingConfig(), model, build_optimizer(model, 1e-5, 0.01), current_workers(), device)
     grad_cache.QUERIES = queries // size
-    fraction = grad_cache.batch(rank, device, None)
+    fraction = grad_cache.batch(rank, size, device, None)
     print(json.dumps({}), flush=True)
     for number, _ in enumerate(sys.stdin):
         began, worked = time.perf_counter(), time.process_time()
@@ -113,10 +113,10 @@ def main() -> None:
     pairs = list(zip(durations[1], durations[2], strict=True))
     ratio = median(two[0] / item[0] for item, two in pairs)
     ends = {
-        "2 workers of 1 thread / 1 of 2, a step (x)": End(ratio, f"at most {TARGET}", ratio <= TARGET),
-        "the same in processors' seconds (x)": End(median(two[1] / item[1] for item, two in pairs), "reported", True),
-        "1 worker: a step (s)": End(median(item[0] for item, _ in pairs), "reported", True),
-        "2 workers: a step (s)": End(median(two[0] for _, two in pairs), "reported", True),
+        "2 workers of 1 thread / 1 of 2, a step (x)": at_most(ratio, TARGET),
+        "the same in processors' seconds (x)": reported(median(two[1] / item[1] for item, two in pairs)),
+        "1 worker: a step (s)": reported(median(item[0] for item, _ in pairs)),
+        "2 workers: a step (s)": reported(median(two[0] for _, two in pairs)),
     }
     report(f"workers on {THREADS} cores, fp32, ddp, {options.queries} queries a step", ends, options.json)
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy import ndarray
 from sentence_transformers import SentenceTransformer
 
-from ends import End, parser, report
+from ends import End, exactly, parser, report, reported
 from raytriever.core.errors import UserError
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
@@ -122,8 +122,8 @@ def main() -> None:
     distance, scores = 1 - min(e.cosine for e in read), max(e.scores for e in read)
     ends = {
         "directories": End(len(cases), ">= 30", len(cases) >= 30),
-        "of these to refuse in one line": End(refused, "reported", True),
-        "directories that are read or refused wrongly": End(failed, "0", not failed),
+        "of these to refuse in one line": reported(refused),
+        "directories that are read or refused wrongly": exactly(failed, 0),
         "largest 1 - cosine of an embedding": End(distance, "<= 1e-4", distance <= 1 - AGREES),
         "largest difference of scores, over the largest score": End(scores, "<= 1e-4", scores <= 1e-4),
     }

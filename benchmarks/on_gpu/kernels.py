@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ends import reported
 from on_gpu import losses, retrieval, training
-from on_gpu.measuring import Cases, Figures, reported, synchronize
+from on_gpu.measuring import Cases, Figures, synchronize
 from on_gpu.models import write_model
 
 STEPS, KERNELS = 3, 12

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ends import End
-from on_gpu.measuring import Cases, Figures, at_most, peak_gb, reported, seconds_of
+from ends import End, reported
+from on_gpu.measuring import Cases, Figures, at_most, peak_gb, seconds_of
 from raytriever.losses.batch_and_temperature import copy_all
 from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.build_loss import build_loss

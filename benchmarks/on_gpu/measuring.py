@@ -9,7 +9,8 @@ from statistics import median
 
 import torch
 
-from ends import End
+import ends
+from ends import End, reported
 
 # Titles and values, as they are measured.
 Figures = Iterator[tuple[str, End]]
@@ -58,19 +59,14 @@ def peak_gb(work: Callable[[], object], device: torch.device) -> float:
     return (torch.cuda.max_memory_allocated(device) - before) / 1e9
 
 
-def reported(value: float) -> End:
-    """Return a figure without a goal."""
-    return End(value, "reported", True)
-
-
 def at_most(value: float, limit: float, device: torch.device) -> End:
     """Return a figure with a goal, which counts on a GPU alone."""
-    return End(value, f"at most {limit}", value <= limit) if device.type == "cuda" else reported(value)
+    return ends.at_most(value, limit) if device.type == "cuda" else reported(value)
 
 
 def at_least(value: float, limit: float, device: torch.device) -> End:
     """Return a figure with a goal, which counts on a GPU alone."""
-    return End(value, f"at least {limit}", value >= limit) if device.type == "cuda" else reported(value)
+    return ends.at_least(value, limit) if device.type == "cuda" else reported(value)
 
 
 def release(device: torch.device) -> None:

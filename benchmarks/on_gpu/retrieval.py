@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from ends import End
-from on_gpu.measuring import Cases, Figures, at_least, at_most, peak_gb, reported, seconds_of
+from ends import End, reported
+from on_gpu.measuring import Cases, Figures, at_least, at_most, peak_gb, seconds_of
 from on_gpu.models import contents, words_of, write_model
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.models.model_settings import ModelConfig

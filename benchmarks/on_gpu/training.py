@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from on_gpu.measuring import Cases, Figures, at_least, release, reported, seconds_of, synchronize
+from ends import reported
+from on_gpu.measuring import Cases, Figures, at_least, release, seconds_of, synchronize
 from on_gpu.models import contents, write_model
 from raytriever.losses.batch_relevance import GlobalIds, find_relevance
 from raytriever.losses.build_loss import build_loss

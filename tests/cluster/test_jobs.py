@@ -171,15 +171,6 @@ def test_every_other_command_runs_as_a_job(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_user_error_of_a_job_is_one_line(head: Head, settings: list[str]) -> None:
-    code, out = head.by_ray("train", *settings, "--loss", "mv")
-    assert "error: loss: unknown value 'mv'; did you mean 'mw'?" in out
-    assert "Traceback" not in out
-    assert code != 0
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings: list[str]) -> None:
     words = [*settings, "--max-steps", "1500", "--eval-steps", "50", "--keep", "2"]

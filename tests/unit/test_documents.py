@@ -32,7 +32,6 @@ PATH = re.compile(
     r"`(?:python )?((?:benchmarks|cluster|dashboards|docs|jobs|platform|tests)/[a-z0-9_./-]+|[a-z_/]+/[a-z_]+\.py)`"
 )
 ROOTS = (REPOSITORY, REPOSITORY / "platform", REPOSITORY / "platform" / "raytriever")
-WALK = "docs/explanation/batch-walk.md"
 
 
 def _script(path: str) -> ModuleType:
@@ -100,13 +99,6 @@ def test_paths_of_the_repository_exist() -> None:
     for page in PAGES:
         for path in PATH.findall(FENCE.sub("", _text(page))):
             assert any((root / path).exists() for root in ROOTS), f"{page}: {path}"
-
-
-def test_the_walk_of_a_batch_names_at_most_25_files() -> None:
-    steps = re.findall(r"^(\d+)\. `([a-z_/]+\.py)`", _text(WALK), re.MULTILINE)
-    assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
-    assert 10 < len({file for _, file in steps}) <= 25
-    assert all((ROOTS[-1] / file).is_file() for _, file in steps)
 
 
 def test_the_navigation_names_every_page_once() -> None:

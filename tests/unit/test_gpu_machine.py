@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from processes import run_python
 
 REPOSITORY = Path(__file__).parents[2]
@@ -82,14 +79,3 @@ def test_files_with_gpu_tests_are_collected_without_the_large_packages() -> None
 @pytest.mark.slow
 def test_a_training_runs_without_the_large_packages() -> None:
     assert "1 passed" in run("-k", "not_finite and CPU", "tests/unit/training/test_step_budget.py")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_cuda_device_make_says_so_in_one_line() -> None:
-    done = subprocess.run(
-        ["make", "test-gpu", f"PYTHON={sys.executable}"], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.returncode != 0
-    line = done.stderr.splitlines()[0]
-    assert line.startswith(f"torch {torch.__version__} finds no CUDA device: install a build of torch for CUDA")

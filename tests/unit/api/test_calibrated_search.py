@@ -259,14 +259,18 @@ def test_few_queries_choose_and_are_counted_and_too_few_are_refused(
     assert not Path("few.unfinished").exists()  # nothing was encoded
 
 
-def test_thresholds_of_pairs_alone_write_no_file_and_a_line_says_why(
+def test_thresholds_of_pairs_alone_or_of_two_data_sets_write_no_file_and_a_line_says_why(
     calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    others = shutil.copytree(calibrated.letters, "others")
     model = Path(shutil.copytree(calibrated.model, "tuned"))
     (model / FILE).unlink()
     evaluate([model], [calibrated.letters], ["recall=0.5"], Path("results"))
     line = "tuned gets no calibration.json: all targets are about pairs; add a target about answers, such as f1"
     assert line in capsys.readouterr().err
+    evaluate([model], [calibrated.letters, others], ["f1"], Path("both"))
+    assert {file.name for file in Path("both/calibration/tuned").iterdir()} == {"letters.json", "others.json"}
+    assert "a model has only one calibration.json, so those of 2 data sets are in" in capsys.readouterr().err
     assert not (model / FILE).exists()
 
 
@@ -351,16 +355,6 @@ def test_an_index_that_finds_too_few_passages_has_no_confidence(calibrated: Cali
     with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that the confidence entropy needs;"):
         Decider(calibration, documents).confidence(["a"], scores, ranking)
     assert Decider(None, documents).confidence(["a"], scores, ranking) is None
-
-
-def test_a_model_has_one_calibration(calibrated: Calibrated, capsys: pytest.CaptureFixture[str]) -> None:
-    others = shutil.copytree(calibrated.letters, "others")
-    model = Path(shutil.copytree(calibrated.model, "tuned"))
-    (model / FILE).unlink()
-    evaluate([model], [calibrated.letters, others], ["f1"], Path("results"))
-    assert {file.name for file in Path("results/calibration/tuned").iterdir()} == {"letters.json", "others.json"}
-    assert "a model has only one calibration.json, so those of 2 data sets are in" in capsys.readouterr().err
-    assert not (model / FILE).exists()
 
 
 def test_the_calibration_of_a_prepared_data_set_is_named_by_its_file(

@@ -67,6 +67,8 @@ def test_queries_are_divided_by_their_text_alone() -> None:
     dataset = rt.Dataset.from_pandas(frame)
     assert dataset.splits == ["dev", "test", "train"]
     assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [3, 3, 6]
+    other = rt.Dataset.from_pandas(frame, test_fraction=0.5, dev_fraction=0.25)
+    assert [other.counts[f"{split}_queries"] for split in other.splits] == [3, 6, 3]
     shuffled = open_all_splits(rt.Dataset.from_pandas(frame.sample(frac=1, random_state=1), name="shuffled").source)
     opened = open_all_splits(dataset.source)
     for split in dataset.splits:
@@ -78,12 +80,6 @@ def test_queries_are_divided_by_their_text_alone() -> None:
     opened = open_all_splits(rt.Dataset.from_pandas(twice).source)
     parts = [set(rows.queries.tolist()) for rows in opened.judgements.values()]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 12
-
-
-def test_fractions_of_a_frame() -> None:
-    frame = pairs()
-    dataset = rt.Dataset.from_pandas(frame, test_fraction=0.5, dev_fraction=0.25)
-    assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [3, 6, 3]
 
 
 def test_a_column_assigns_splits_and_columns_hold_negatives() -> None:

@@ -80,21 +80,12 @@ def test_the_driver_stays_in_its_folder_from_which_workers_import_nothing(
         assert seen == [(tmp_path, ["/scripts"])]
 
 
-def no_running_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide clusters that other processes run on this machine."""
-    monkeypatch.setenv("RAY_TMPDIR", str(folder))
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
-
-
-def test_auto_without_a_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_running_cluster(tmp_path, monkeypatch)
-    assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start it")
-
-
-def test_auto_with_a_stopped_cluster_is_reported(
+def test_auto_without_a_cluster_or_with_a_stopped_one_is_reported(
     tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_running_cluster(tmp_path, monkeypatch)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)  # of other processes of this machine
+    assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start it")
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{closed_port}")
     assert "no Ray cluster answers" in refusal("auto", monkeypatch)

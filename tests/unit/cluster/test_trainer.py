@@ -100,12 +100,9 @@ def test_failures_count_until_there_is_progress(idle: int, steps: tuple[int, ...
     assert [starts(restarts, step) for step in steps] == started
 
 
-def test_a_resize_is_no_failure() -> None:
+def test_a_resize_is_no_failure_and_repeated_reports_of_a_failure_count_once() -> None:
     restarts = RestartPolicy(idle=0)
     assert all(restarts.may_start() for _ in range(10))
-
-
-def test_repeated_reports_of_one_failure_count_once() -> None:
     restarts = RestartPolicy(idle=1)
     restarts.may_start()
     for _ in range(5):

@@ -37,27 +37,12 @@ def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_submitted_job_changes_its_folder_and_reads_files_of_its_upload(upload: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     words = [
-        "--config",
-        "settings.yaml",
-        "--output",
-        "settings.yaml",
-        "--table=settings.yaml",
-        "--dataset",
-        "mine",
+        *["--config", "settings.yaml", "--output", "settings.yaml", "--table=settings.yaml", "--dataset", "mine"],
         "a query",
     ]
     resolved = enter_lasting_folder(words, lines.append)
     file = str(upload / "settings.yaml")
-    assert resolved == [
-        "--config",
-        file,
-        "--output",
-        "settings.yaml",
-        f"--table={file}",
-        "--dataset",
-        "mine",
-        "a query",
-    ]
+    assert resolved == ["--config", file, "--output", "settings.yaml", f"--table={file}", *words[5:]]
     assert Path.cwd() == tmp_path / "home"
     assert lines[0] == "upload: 1 files, 0.0 MB"
     assert str(tmp_path / "home") in lines[1]

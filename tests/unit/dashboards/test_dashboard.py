@@ -14,7 +14,6 @@ import yaml
 
 sys.path.append(str(Path(__file__).parents[3] / "dashboards"))
 import panels
-from grafana_json import Panel, Row, dashboard
 
 REPOSITORY = Path(__file__).parents[3]
 ALERTS = yaml.safe_load((REPOSITORY / "dashboards" / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
@@ -43,11 +42,6 @@ def test_ids_are_unique_and_no_panel_lies_over_another(board: dict[str, Any]) ->
     assert all(item["y"] <= other["y"] for item, other in pairwise(places))
 
 
-def test_the_rows_are_those_of_a_run_from_its_steps_to_its_tracking(board: dict[str, Any]) -> None:
-    rows = [panel["title"].split()[0].lower() for panel in board["panels"] if panel["type"] == "row"]
-    assert rows == ["run", "training", "ingest", "refresh", "evaluation", "tune", "cluster", "tracking"]
-
-
 def test_every_panel_says_what_it_shows_in_which_unit(board: dict[str, Any]) -> None:
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
     assert {panel["type"] for panel in panels} == {"timeseries"}
@@ -64,13 +58,6 @@ def test_every_figure_of_ours_is_of_the_chosen_runs(board: dict[str, Any]) -> No
     curves = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     for curve in curves:
         assert ("raytriever" in curve) == ('run=~"$run"' in curve), curve
-
-
-def test_a_line_of_panels_that_is_not_full_ends_the_row() -> None:
-    panels = [Panel(str(number), "It is.", "s", {"": "up"}) for number in range(4)]
-    result = dashboard([Row("a", panels), Row("b", panels[:1])])["panels"]
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in result]
-    assert places == [(0, 0), (0, 1), (8, 1), (16, 1), (0, 8), (0, 15), (0, 16)]
 
 
 def test_every_alert_says_what_to_do(board: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from mlflow import MlflowClient
 from raytriever.core.errors import ConfigError, StorageError, UserError
 from raytriever.core.masking import masked
 from raytriever.tracking import mlflow_tracker
-from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, comparison_view, flatten, tracking_uri
+from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, comparison_view, tracking_uri
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
 
 DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160, "train_queries": 96})
@@ -153,26 +152,6 @@ def test_an_error_names_the_file_that_cannot_be_copied(uri: str, tmp_path: Path)
         tracker.log_file(tmp_path / "gone.yaml")
 
 
-def test_a_removed_database_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    database = tmp_path / "copy.db"
-    MlflowServer(f"sqlite:///{folder}/mlflow.db").connect("made")  # its tables
-    database.write_bytes((folder / "mlflow.db").read_bytes())
-    monkeypatch.chdir(tmp_path)
-    tracker = MlflowServer(f"sqlite:///{database}").connect("lost")
-    database.write_bytes(b"")
-    with pytest.raises(ConfigError, match="MLflow does not answer"):
-        tracker.log([Point("loss", 0.5, 1, 1)])
-
-
-def test_nested_settings_become_flat_params() -> None:
-    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": "x"}) == {"a.b": "1", "a.c.d": "None", "e": "x"}
-    assert flatten({"s": [{"n": "one"}, {"n": "two", "l": {"t": 1}}]}) == {
-        "s.1.n": "one",
-        "s.2.n": "two",
-        "s.2.l.t": "1",
-    }
-
-
 def test_a_deleted_experiment_is_named_with_its_remedy(
     uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,22 +268,6 @@ def test_another_file_is_no_database_and_is_not_changed(tmp_path: Path) -> None:
     file.write_text("dear diary, today I trained")
     assert "is not an SQLite database; give another file" in refusal(f"sqlite:///{file}")
     assert file.read_text() == "dear diary, today I trained"
-
-
-def test_a_database_that_is_not_writable_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "m.db"
-    with sqlite3.connect(file) as connection:
-        connection.execute("create table t (x)")
-    connection.close()
-    real = Path.open
-
-    def refuse(path: Path, *words: str) -> object:
-        if path == file:
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *words)
-
-    monkeypatch.setattr(Path, "open", refuse)  # root may write every file
-    assert "m.db" in refusal(f"sqlite:///{file}")
 
 
 def test_a_stopped_server_is_reported(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:

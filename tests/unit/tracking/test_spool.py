@@ -53,17 +53,6 @@ def test_a_few_points_wait_for_more_unless_other_data_is_logged(
     assert there(7)()
 
 
-def test_a_few_points_are_sent_after_a_while(
-    server: MlflowServer, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 0.05)
-    spool = begin(faulty, tmp_path / "run")
-    for step in (1, 2):
-        spool.log(points(step, step))
-        wait_for(lambda last=step: stored_points(server, spool.run_id) == expected(last))
-    spool.finish("FINISHED")
-
-
 def test_all_data_reaches_the_server(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:
     run = tmp_path / "run"
     spool = begin(faulty, run)

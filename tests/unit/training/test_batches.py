@@ -92,28 +92,20 @@ def test_texts_stand_where_their_ids_say(retriever: Retriever) -> None:
     assert (batch.relevance.seed, batch.relevance.step) == (0, 3)
 
 
-def test_a_group_is_a_positive_then_hard_negatives(retriever: Retriever) -> None:
-    batch = source(retriever, positives=1, negatives=2).batch(0, retriever, ALONE)
-    groups = batch.relevance.passages.reshape(6, 3)
-    for query, positive, group in zip(
-        batch.relevance.queries.tolist(), positive_ids(batch.relevance), groups, strict=True
-    ):
-        assert positive.tolist() == group[:1].tolist()
-        assert group[0] in POSITIVES[query]
-        assert sorted(group[1:].tolist()) == [8, 9]
-
-
-def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Retriever) -> None:
-    batch = source(retriever, positives=3, negatives=1).batch(0, retriever, ALONE)
-    groups = batch.relevance.passages.reshape(6, 4)
+@pytest.mark.parametrize(("most", "negatives"), [(1, 2), (3, 1)])
+def test_a_group_is_its_positives_filled_up_with_negatives(retriever: Retriever, most: int, negatives: int) -> None:
+    batch = source(retriever, positives=most, negatives=negatives).batch(0, retriever, ALONE)
+    groups = batch.relevance.passages.reshape(6, most + negatives)
     for query, positives, group in zip(
         batch.relevance.queries.tolist(), positive_ids(batch.relevance), groups, strict=True
     ):
         there = positives[positives != PAD].tolist()
-        assert len(set(there)) == len(there) == min(3, len(POSITIVES[query]))
+        assert len(set(there)) == len(there) == min(most, len(POSITIVES[query]))
         assert set(there) <= set(POSITIVES[query])
         assert group[: len(there)].tolist() == there
-        assert set(group[len(there) :].tolist()) <= {8, 9}
+        hard = group[len(there) :].tolist()
+        assert set(hard) <= {8, 9}
+        assert len(set(hard)) == min(2, len(hard))
 
 
 @pytest.mark.parametrize("step", [0, 5])
@@ -236,19 +228,6 @@ def test_leaving_early_stops_the_thread(taken: int) -> None:
             next(batches)
     assert len(work.begun) <= taken + 2
     assert list(batches) == []
-
-
-def test_leaving_waits_for_the_batch_being_made() -> None:
-    begun = threading.Event()
-
-    def make(step: int) -> int:
-        begun.set()
-        time.sleep(0.2)
-        return step
-
-    with Prefetcher(make, range(1_000)):
-        assert begun.wait(60)
-    assert not any(thread.name.startswith("loader") for thread in threading.enumerate())
 
 
 @pytest.mark.usefixtures("handled_interrupts")

@@ -20,7 +20,6 @@ from raytriever.training.checkpoint import (
     newest_checkpoint,
     prune,
     read_slices,
-    read_state,
     remove_unfinished,
     write_slices,
     write_state,
@@ -92,24 +91,6 @@ def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path, workers: int) -> 
     assert [step(other, other_optimizer, number) for number in range(3, 6)] == expected
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-
-
-def test_a_state_before_the_first_step_has_no_moments(tmp_path: Path) -> None:
-    model, optimizer = build(1)
-    write_slices(replicated_state(model, optimizer), tmp_path, 0, 1)
-    assert not list(read_slices(tmp_path, OPTIMIZER))
-    other, other_optimizer = build(2)
-    restore_replicated(read_slices(tmp_path, WEIGHTS, OPTIMIZER), other, other_optimizer)
-    assert step(other, other_optimizer, 0) == step(model, optimizer, 0)
-
-
-def test_the_state_comes_back(tmp_path: Path) -> None:
-    state = State(TrainerState(3, 2, 0.1 + 0.2, 1), {"data": "abc", "loss.temperature": 0.1, "training.seed": None})
-    write_state(state, tmp_path)
-    assert read_state(tmp_path) == state
-    assert read_state(tmp_path).metric == "dev_loss"
-    write_state(State(TrainerState(), {}), tmp_path)
-    assert read_state(tmp_path).trainer_state == TrainerState()  # infinity too
 
 
 @pytest.mark.parametrize(

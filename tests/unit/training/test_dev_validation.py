@@ -299,15 +299,3 @@ def test_settings_that_have_no_effect_are_refused() -> None:
     assert metric_name(" nDCG@10 ") == "ndcg_at_10"
     with pytest.raises(ValueError, match="give dev_loss"):
         metric_name("")
-
-
-def test_what_keeps_training_between_two_steps_is_reported(begin: Callable[[str], Run], make_assignment) -> None:
-    run, texts = begin("reported"), list[str]()
-    evaluator = ScriptedEvaluator(run.evaluations, lag=(3,))
-    work, _ = make_assignment(total_steps=4, eval_steps=2, best_metric="ndcg_at_10", folder=run.folder / "checkpoints")
-    train(dataclasses.replace(work, log_status=texts.append, validation=validation_plan(evaluator, lambda *_: None, 0)))
-    assert texts == [
-        text
-        for step in (2, 4)
-        for text in (f"computing the dev loss of step {step}", f"waiting for the validation of step {step}")
-    ]

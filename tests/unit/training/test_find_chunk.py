@@ -136,20 +136,6 @@ def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_a
     assert not work.folder.exists()
 
 
-@pytest.mark.fast_every(9)
-@pytest.mark.parametrize(("free", "cached"), [(10**9, False), (3 * 10**6, True)])
-def test_what_is_searched_for_fits_into_what_is_free(
-    make_assignment, own_cache: Path, monkeypatch: pytest.MonkeyPatch, free: int, cached: bool
-) -> None:
-    monkeypatch.setattr(module, "free_memory", lambda device: free)
-    work, _ = make_assignment()
-    work.retriever.train()
-    result = ChunkChoice(TrainingConfig(batch_size=16), work.retriever, "fp32", CPU, ALONE).search(48)
-    assert (result is not None and 1 <= result < 48) if cached else result is None
-    other = ChunkChoice(TrainingConfig(batch_size=16, strategy="zero2"), work.retriever, "bf16", CPU, ALONE).search(48)
-    assert other is None or other >= 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_search_encodes_texts_as_training_does(make_assignment, own_cache: Path, precision: str) -> None:

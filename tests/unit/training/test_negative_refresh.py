@@ -290,12 +290,9 @@ LEDGER = Ledger(
 )
 
 
-def test_the_table_of_a_step_is_that_of_the_last_round_taken_before_it() -> None:
+def test_a_step_has_the_table_of_the_last_round_taken_before_it_and_its_age_since_the_weights_that_found_it() -> None:
     versions = [LEDGER.version(step) for step in range(40)]
     assert versions == [0] * 10 + [1] * 24 + [3] * 6
-
-
-def test_negatives_age_with_every_step_from_the_weights_that_found_them() -> None:
     ages = [LEDGER.age(step) for step in (0, 9, 10, 33, 34, 39)]
     assert ages == [0, 9, 5, 28, 9, 14]
     assert Ledger().age(7) == 7

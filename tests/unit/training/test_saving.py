@@ -208,17 +208,6 @@ def test_what_one_worker_could_not_write_ends_all_and_leaves_the_one_before(
     assert newest_checkpoint(tmp_path) == (tmp_path / "step-1", [])
 
 
-def test_a_defect_of_the_writer_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("a defect")
-
-    monkeypatch.setattr(saving, "write_state", fail)
-    with CheckpointWriter(tmp_path, ALONE, CPU, 1, has_state=True) as writer:
-        writer.save(slices(1.0), state(1))
-        with pytest.raises(ZeroDivisionError, match="a defect"):
-            writer.wait()
-
-
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_a_gpus_buffers_are_pinned_before_the_next_step(
     name: str, cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

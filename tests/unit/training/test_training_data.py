@@ -42,14 +42,6 @@ def open_material(retriever: Retriever, *names: Path, **settings: object) -> Tra
     return TrainingData.open(config.datasets, config, tokenization_of(retriever), 16, seed=0)
 
 
-def test_one_data_set_is_opened_with_its_dev_split(retriever: Retriever, tiny_dataset: Path) -> None:
-    training_data = open_material(retriever, tiny_dataset)
-    train, dev = training_data.train(None), training_data.dev()
-    assert len(train.examples) == 96
-    assert len(dev.examples) == 32
-    assert not set(train.examples.positives.queries) & set(dev.examples.positives.queries)
-
-
 def test_further_ones_are_learnt_from_but_not_looked_at(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
     training_data = open_material(retriever, tiny_dataset, other)
     train = training_data.train(None)

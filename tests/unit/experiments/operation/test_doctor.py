@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -27,13 +26,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def closed_port() -> int:
-    with socket.socket() as stream:
-        stream.bind(("127.0.0.1", 0))
-        return int(stream.getsockname()[1])
 
 
 def findings_of(name: str) -> list[Finding]:

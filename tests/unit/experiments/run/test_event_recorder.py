@@ -104,17 +104,6 @@ def test_a_resumed_run_logs_no_step_twice(tmp_path: Path) -> None:
     assert again.steps.points == 2 * 4 + 2  # two figures a step, two looks
 
 
-def test_the_step_of_a_damaged_last_line_is_logged_again(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    record(memory, tmp_path, [step_event(1), step_event(2), step_event(3)])
-    whole = (tmp_path / STEPS).read_bytes()
-    (tmp_path / STEPS).write_bytes(whole[:-20])
-    again = Memory(tmp_path)
-    record(again, tmp_path, [step_event(3), step_event(4)])
-    assert read_curve(tmp_path, "loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
-    assert again.logged("loss") == [(3, 1 / 3), (4, 0.25)]
-
-
 def test_steps_are_logged_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.0)
     memory = Memory(tmp_path)

@@ -113,16 +113,6 @@ def test_a_directory_without_a_run_is_refused_even_with_fresh(tmp_path: Path, fr
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_the_error_names_the_setting_that_differs(tmp_path: Path, finished: bool) -> None:
-    run = opened(tmp_path / "run")
-    run.begin(dump_config(Config(training=TrainingConfig(learning_rate=1e-3))))
-    if finished:
-        run.finish(FACTS)
-    with pytest.raises(ConfigError, match=r"training\.learning_rate is 0\.001 there and 5e-05 here\); give another"):
-        opened(tmp_path / "run")
-
-
 def test_data_and_models_that_moved_are_the_same_setting(tmp_path: Path) -> None:
     for place in ("old", "new"):
         for name in ("faq", "more", "encoder", "other"):
@@ -167,13 +157,6 @@ def test_another_split_of_moved_data_is_another_setting(tmp_path: Path) -> None:
     for place in ("old", "new"):
         with pytest.raises(ConfigError, match=r"validation\.eval_datasets is"):
             RunDirectory.open(tmp_path / "run", settings(place, "test"), fresh=False)
-
-
-@pytest.mark.parametrize("content", ["loss: {", "- a", b"\xff"])
-def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str | bytes) -> None:
-    (tmp_path / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match=r"is not YAML|is damaged or changed|holds a run with other settings"):
-        opened(tmp_path)
 
 
 def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path) -> None:

@@ -67,18 +67,6 @@ def test_every_variant_trains_on_every_data_set(file: Path) -> None:
     assert half.curriculum.data.test_split == "dev"
 
 
-@pytest.mark.parametrize(
-    ("given", "lengths"), [("query_length: 16, ", (None, 32)), (", passage_length: 32", (16, None))]
-)
-def test_one_length_serves_untrained_encoders_too(
-    file: Path, given: str, lengths: tuple[int | None, int | None]
-) -> None:
-    file.write_text(FILE.replace(given, ""))
-    assert load_study(file).variants[0].lengths == lengths
-    file.write_text(FILE.replace(", query_length: 16, passage_length: 32", ""))
-    assert load_study(file).variants[0].lengths is None
-
-
 def evaluated(variant: Variant, output: Path) -> Results:
     return run_evaluation(
         evaluation_of(variant, "bm25", None), output, fresh=True, tracker=Tracker, log=lambda line: None

@@ -152,9 +152,3 @@ def test_a_small_space_is_tried_completely(searcher: str) -> None:
     points = {tuple(item.settings.values()) for item in done}
     assert points == {tuple(point.values()) for point in small.grid()}
     assert sampler.propose(done, "auc") is None
-
-
-def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
-    sampler = Sampler("random", space, seed=5)
-    done = swept(sampler, 7)
-    assert sampler.propose(done, "auc") == sampler.propose([replace(item, status=FAILED) for item in done], "auc")

@@ -120,7 +120,7 @@ class CandidateFilter:
     def _mine(self, method: str, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
         inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
         documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
-        verdicts, ranks = filters.initial_verdicts(documents, excluded.padded(rows), first, end)
+        verdicts, ranks = filters.initial_verdicts(documents, rows, excluded, first, end)
         scores = self._remove_false_negatives(method, rows, documents, scores, verdicts)
         random_keys = None
         if config.sampling_strategy == "random":

@@ -43,8 +43,8 @@ from raytriever.retrieval.index.rank_keys import NONE, TieOrder, merge_keys
 
 # Tasks per actor: one runs and one waits, so that an actor is not idle while Ray Data processes a result.
 _TASKS_PER_ACTOR = 2
-# Shards per task. If a task has several, a GPU encodes a shard while the next is read and the previous is written.
-_SHARDS_PER_TASK = {"cpu": 1, "gpu": 4}
+# Shards per task. If a task has several, a shard is encoded while the next is read and the previous is written.
+_SHARDS_PER_TASK = 4
 RESULT_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2
 RESTARTS = 3  # maximum number of restarts of a search actor
@@ -94,7 +94,7 @@ class ActorPool:
         sent = replace(encoder, on_progress=None)
         # Make tasks so small that every actor gets at least two, if possible. Then few actors are idle at the end.
         most = max(1, len(missing) // (_TASKS_PER_ACTOR * self.most))
-        size = min(most, _SHARDS_PER_TASK["gpu" if self.gpus else "cpu"])
+        size = min(most, _SHARDS_PER_TASK)
         tasks = -(-len(missing) // size)
         with quiet_data_context():
             numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=tasks)

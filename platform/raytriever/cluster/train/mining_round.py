@@ -130,7 +130,7 @@ def _encode(
 ) -> EmbeddingStore:
     plan = plan_embeddings(model, retriever, dataset, side, "fp32")
     run = pool.encode if pool else encode_in_process
-    return encode_store(StoreWriter(path, plan), model, retriever, dataset, run)
+    return encode_store(StoreWriter(path, plan, is_temporary=True), model, retriever, dataset, run)
 
 
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -144,7 +145,10 @@ class ShardEncoder:
         if copied is not None and len(copied.rows):
             rows = np.delete(np.array(shard_rows), copied.rows).tolist()
         texts = _ShardTexts(
-            number=number, rows=rows, keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix), copied=copied
+            number=number,
+            rows=rows,
+            keys=None if self.writer.is_temporary else self.side_texts.keys(shard_rows, self.writer.plan.prefix),
+            copied=copied,
         )
         if not len(rows):
             return texts
@@ -158,18 +162,24 @@ class ShardEncoder:
     def _start(self, texts: _ShardTexts) -> Pending | None:
         if not len(texts.rows):
             return None
-        encoder, side = self.retriever, self.side_texts.side
-        with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", encoder.device, "batch_tokens"):
-            return encoder.start(texts.inputs, texts.batches, side, on_progress=self.on_progress, prompt=texts.prompt)
+        with self._memory_errors(texts):
+            return self.retriever.start(
+                texts.inputs, texts.batches, self.side_texts.side, on_progress=self.on_progress, prompt=texts.prompt
+            )
 
     def _commit(self, texts: _ShardTexts, pending: Pending | None) -> None:
         rows = texts.rows
         if pending is None:
             embeddings = np.empty((0, self.writer.plan.dim), np.float32)
         else:
-            embeddings = pending.result()
+            with self._memory_errors(texts):
+                embeddings = pending.result()
             check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[rows[row]])
         self.writer.write(texts.number, embeddings, texts.keys, texts.copied)
+
+    def _memory_errors(self, texts: _ShardTexts) -> AbstractContextManager[None]:
+        what = f"{texts.budget:,} tokens exceed the memory of the device"
+        return memory_errors(what, self.retriever.device, "batch_tokens")
 
     def _check_deaths(self, number: int, deaths: int) -> None:
         if deaths < TRIES:
@@ -189,7 +199,7 @@ class _ShardTexts:
 
     number: int
     rows: Sequence[int]  # positions of the texts to encode, ascending
-    keys: Keys
+    keys: Keys | None
     copied: StoredRows | None  # rows whose embeddings are copied from earlier stores
     inputs: Sequence[Any] = ()  # texts with special tokens; see `Retriever`
     batches: Sequence[Sequence[int]] = ()  # texts of each batch, as indices into `rows`

@@ -69,6 +69,9 @@ class StoreWriter:
 
     path: Path
     plan: EmbeddingPlan
+    # True for a store that is removed soon and whose weights no other store has. It shares no embeddings, so it has no
+    # keys of texts.
+    is_temporary: bool = False
 
     @property
     def folder(self) -> Path:
@@ -175,7 +178,8 @@ class StoreWriter:
     @property
     def _is_durable(self) -> bool:
         """True if files are synced to disk. A small store in the cache is not: it can be made again in minutes."""
-        return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
+        is_kept = not self.is_temporary and not self.path.is_relative_to(cache_folder())
+        return is_kept or self.plan.bytes >= _DURABLE_FROM
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ _AHEAD = 2  # number of batches to make ahead of the encoder
 # Most threads that encode on a CPU, and fewest batches per thread. With fewer batches, the wait for the slowest thread
 # costs more than the thread saves.
 MOST_THREADS, _PER_THREAD = 8, 2
+_progress_lock = Lock()  # threads of two calls may report progress at the same time
 
 
 class Pending(Protocol):
@@ -290,7 +291,7 @@ def _encode_side_by_side(
                     if number is None:
                         return
                 encode(number, make(rows[number]) if rows[number] else {})
-                with lock:
+                with _progress_lock:
                     if on_progress is not None:
                         on_progress(len(rows[number]))
 

@@ -119,9 +119,7 @@ def encode_store(
     plan = writer.plan
     side_texts = SideTexts(dataset, plan.side, prompts)
     missing = writer.missing()
-    earlier = None
-    if not writer.is_temporary:
-        earlier = find_earlier(writer, missing, lambda rows: side_texts.keys(rows, plan.prefix))
+    earlier = find_earlier(writer, missing, lambda rows: side_texts.keys(rows, plan.prefix))
     load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
     encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)), prompts=prompts, earlier=earlier)
     encoder.retriever, encoder.side_texts = retriever, side_texts  # both are already loaded in this process

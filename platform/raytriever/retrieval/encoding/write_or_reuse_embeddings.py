@@ -69,9 +69,7 @@ class StoreWriter:
 
     path: Path
     plan: EmbeddingPlan
-    # True for a store that is removed soon and whose weights no other store has. It shares no embeddings, so it has no
-    # keys of texts.
-    is_temporary: bool = False
+    is_temporary: bool = False  # True if it is removed soon, and no other store has its weights: it needs no keys
 
     @property
     def folder(self) -> Path:
@@ -222,7 +220,7 @@ def find_earlier(
     writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
 ) -> EarlierEmbeddings | None:
     """Find the embeddings that earlier stores of the same encoder have. Return None if there are none."""
-    earlier = list(_earlier_shards(writer)) if missing else []
+    earlier = list(_earlier_shards(writer)) if missing and not writer.is_temporary else []
     if not earlier:
         return None
     plan = writer.plan

@@ -118,16 +118,12 @@ class ExcludedDocuments:
         nearest = np.minimum(np.searchsorted(excluded, pairs), len(own) - 1)
         return np.where(excluded[nearest] == pairs, self.reasons[own[nearest]], np.int8(KEPT))
 
-    def padded(self, rows: Int64[ndarray, " block"]) -> tuple[ndarray, ndarray]:
-        """Return documents and reasons of some queries, each `[block, most]`, padded with -1 and 0."""
-        counts = self.counts[rows]
-        columns = np.arange(int(counts.max(initial=0)))[None, :]
-        is_used = columns < counts[:, None]
-        indices = np.where(is_used, self.offsets[rows][:, None] + columns, 0)
-        if not len(self.documents):
-            return np.full(is_used.shape, -1, np.int64), np.zeros(is_used.shape, np.int8)
-        reasons = np.where(is_used, self.reasons[indices], 0).astype(np.int8)
-        return np.where(is_used, self.documents[indices], -1), reasons
+    def relevant(self, rows: Int64[ndarray, " block"]) -> Int64[ndarray, "block most"]:
+        """Return the relevant documents of some queries, padded with -1."""
+        columns = np.arange(int(self.counts[rows].max(initial=0)))
+        own = np.minimum(self.offsets[rows][:, None] + columns, len(self.documents) - 1)
+        is_relevant = (columns < self.counts[rows][:, None]) & (self.reasons[own] == RELEVANT)
+        return np.where(is_relevant, self.documents[own], -1)
 
 
 def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list[str]:

@@ -152,8 +152,7 @@ class CandidateFilter:
             scores = scorer.score(rows, np.where(verdicts == filters.KEPT, documents, -1))
         if config.has_score_bounds:
             assert scorer is not None, "settings without a scorer have been rejected earlier"
-            excluded, reasons = self.inputs.excluded.padded(rows)
-            positive_scores = scorer.score(rows, np.where(reasons == filters.RELEVANT, excluded, -1))
+            positive_scores = scorer.score(rows, self.inputs.excluded.relevant(rows))
             lowest = np.fmin.reduce(positive_scores, axis=1)
             filters.apply_score_bounds(
                 verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin

@@ -95,7 +95,7 @@ def costs(run: Path) -> dict[str, End]:
     seconds = {step: figures["step_seconds"] + figures["refresh_wait_seconds"] for step, figures in metrics.items()}
     alone = [value for step, value in seconds.items() if step not in during]
     together = [value for step, value in seconds.items() if step in during]
-    used = [item["metrics"] for item in rounds if item["used_from"] is not None]
+    used = [item["metrics"] for item in rounds if item["used_from"]]
     results: dict[str, End] = {}
     if alone and together:  # in a short run rounds may follow each other without a pause
         own = (os.cpu_count() or 1) >= OWN_CORES

@@ -41,7 +41,6 @@ def test_both_workers_take_a_table_at_the_recorded_step(
     first = read_ledger(tmp_path / strategy / "negatives").rounds[0]
     assert first.step == EVERY
     # The other worker's loader had drawn batch `LATE` when it had read the table; two more may have been drawn since.
-    assert first.used_from is not None
     assert first.used_from > LATE
     assert one["versions"].tolist() == [int(step + 1 >= first.used_from) for step in range(STEPS)]
     assert torch.equal(one["versions"], other["versions"])

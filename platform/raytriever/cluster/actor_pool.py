@@ -43,8 +43,8 @@ from raytriever.retrieval.index.rank_keys import NONE, TieOrder, merge_keys
 
 # Tasks per actor: one runs and one waits, so that an actor is not idle while Ray Data processes a result.
 _TASKS_PER_ACTOR = 2
-# Shards per task. If a task has several, a GPU encodes a shard while the next is read and the previous is written.
-_SHARDS_PER_TASK = {"cpu": 1, "gpu": 4}
+# Shards per task. If a task has several, a shard is encoded while the next is read and the previous is written.
+_SHARDS_PER_TASK = 4
 RESULT_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2
 RESTARTS = 3  # maximum number of restarts of a search actor
@@ -93,8 +93,7 @@ class ActorPool:
         # `replace` copies the fields only, not the cached encoder and data set of this process.
         sent = replace(encoder, on_progress=None)
         # Make tasks so small that every actor gets at least two, if possible. Then few actors are idle at the end.
-        most = max(1, len(missing) // (_TASKS_PER_ACTOR * self.most))
-        size = min(most, _SHARDS_PER_TASK["gpu" if self.gpus else "cpu"])
+        size = min(_SHARDS_PER_TASK, max(1, len(missing) // (_TASKS_PER_ACTOR * self.most)))
         tasks = -(-len(missing) // size)
         with quiet_data_context():
             numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=tasks)
@@ -151,7 +150,7 @@ class PooledCorpus:
         k = min(k, len(store))
         best = np.full((len(queries), max(k, 0)), NONE)
         try:
-            parts = [range(number, self._shards, len(self._actors)) for number in range(len(self._actors))]
+            parts = [range(number, store.plan.shards, len(self._actors)) for number in range(len(self._actors))]
             for rows, keys in _ranked_batches(self._actors, parts, store.path, queries, k, self.order):
                 if isinstance(keys, UserError):
                     raise keys
@@ -161,16 +160,12 @@ class PooledCorpus:
             raise ConfigError(f"a search actor died {RESTARTS + 1} times", str(store.path), remedy) from error
         return best
 
-    @property
-    def _shards(self) -> int:
-        return self.store.plan.shards
-
     @cached_property
     def _actors(self) -> list[Any]:
         """Actors that have started. An actor gets the same shards in every call, so it keeps them on its GPU."""
         self.pool.check(self.pool.most, "search actors", None)
         remote = ray.remote(**self.pool.options, max_restarts=RESTARTS, max_task_retries=RESTARTS)(PoolActor)
-        count = max(1, min(self.pool.most, self._shards))
+        count = max(1, min(self.pool.most, self.store.plan.shards))
         return _started([remote.remote(DriverContext(), self.pool) for _ in range(count)])
 
 

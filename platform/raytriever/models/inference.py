@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from threading import Lock
@@ -26,6 +26,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 from torch import nn
 
+from raytriever.core.numba_threads import thread_pool
 from raytriever.core.store.commit import sha256_of
 from raytriever.core.store.disk import files_below
 from raytriever.models.description import Description
@@ -45,6 +46,7 @@ _AHEAD = 2  # number of batches to make ahead of the encoder
 # Most threads that encode on a CPU, and fewest batches per thread. With fewer batches, the wait for the slowest thread
 # costs more than the thread saves.
 MOST_THREADS, _PER_THREAD = 8, 2
+_progress_lock = Lock()  # threads of two calls may report progress at the same time
 
 
 class Pending(Protocol):
@@ -128,17 +130,16 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """Embeddings that a GPU may still compute."""
+    """Embeddings that a GPU or other threads may still compute."""
 
     values: Float32[torch.Tensor, "encoded dim"]  # embeddings on the CPU, in the order of the batches
     order: Sequence[int]  # index of the text of each embedding
     texts: int  # number of texts. A text without an embedding gets zeros.
-    computed: torch.cuda.Event | None  # event after the last copy; None on a CPU
+    finish: Callable[[], object] = lambda: None  # function that waits until the embeddings are computed
 
     def result(self) -> Float32[ndarray, "texts dim"]:
         """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
-        if self.computed is not None:
-            self.computed.synchronize()
+        self.finish()
         embeddings = np.zeros((self.texts, self.values.shape[1]), np.float32)
         embeddings[np.asarray(self.order, np.int64)] = self.values.numpy()
         return embeddings
@@ -222,7 +223,8 @@ class BatchEncoder(nn.Module):
         """Encode batches, without waiting for a GPU to compute them.
 
         On a CPU, several threads encode one batch each. This is faster than all cores on one batch, because no core
-        waits for another between two layers or while Python runs. The model is put into evaluation mode.
+        waits for another between two layers or while Python runs. The call returns when the last batch has begun, so
+        that the next call keeps the other threads busy. The model is put into evaluation mode.
 
         Args:
             inputs: token ids of the texts; see `Retriever.assemble`.
@@ -251,17 +253,18 @@ class BatchEncoder(nn.Module):
 
         threads = 1 if on_gpu else min(MOST_THREADS, torch.get_num_threads(), len(rows) // _PER_THREAD)
         if threads > 1:
-            _encode_side_by_side(make, encode, rows, threads, on_progress)
-        else:
-            with torch.inference_mode():
-                for number, tokens in enumerate(_feed(make, rows, device)):
-                    encode(number, tokens)
-                    if on_progress is not None:
-                        on_progress(len(rows[number]))
-        event = torch.cuda.Event() if on_gpu else None
-        if event is not None:
-            event.record()
-        return PendingEmbeddings(values, order, len(inputs), event)
+            finish = _encode_side_by_side(make, encode, rows, threads, on_progress)
+            return PendingEmbeddings(values, order, len(inputs), finish)
+        with torch.inference_mode():
+            for number, tokens in enumerate(_feed(make, rows, device)):
+                encode(number, tokens)
+                if on_progress is not None:
+                    on_progress(len(rows[number]))
+        if not on_gpu:
+            return PendingEmbeddings(values, order, len(inputs))
+        event = torch.cuda.Event()
+        event.record()
+        return PendingEmbeddings(values, order, len(inputs), event.synchronize)
 
 
 def _encode_side_by_side(
@@ -270,8 +273,12 @@ def _encode_side_by_side(
     rows: Sequence[Sequence[int]],
     threads: int,
     on_progress: Callable[[int], None] | None,
-) -> None:
-    """Encode batches on a CPU in threads, each with its fraction of the cores; see `BatchEncoder.start`."""
+) -> Callable[[], None]:
+    """Encode batches on a CPU in threads, each with its fraction of the cores; see `BatchEncoder.start`.
+
+    Returns:
+        Function that waits for the last batches. It raises the error of a batch.
+    """
     cores, lock = torch.get_num_threads(), Lock()
     numbers = iter(range(len(rows)))
 
@@ -284,18 +291,24 @@ def _encode_side_by_side(
                     if number is None:
                         return
                 encode(number, make(rows[number]) if rows[number] else {})
-                with lock:
+                with _progress_lock:
                     if on_progress is not None:
                         on_progress(len(rows[number]))
 
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for worker in [pool.submit(work, thread < cores % threads) for thread in range(threads)]:
-                worker.result()
-        finally:
-            with lock:  # no thread starts another batch after an error or an interruption
-                numbers = iter(())
-            torch.set_num_threads(cores)
+    def finish() -> None:
+        wait(workers)
+        torch.set_num_threads(cores)  # again, because a worker may have begun after all batches were begun
+        while workers:
+            workers.pop().result()  # no name for it: its error would refer to itself, and so keep the model in memory
+
+    workers = [thread_pool(threads).submit(work, thread < cores % threads) for thread in range(threads)]
+    try:
+        wait(workers, return_when=FIRST_COMPLETED)  # a thread ends when no batch is left, or with an error
+    finally:
+        with lock:  # no thread starts another batch after an error or an interruption
+            numbers = iter(())
+        torch.set_num_threads(cores)
+    return finish
 
 
 def _feed(

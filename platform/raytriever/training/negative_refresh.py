@@ -51,8 +51,7 @@ class Round:
     number: int  # number of the round, from 1; 0 is the table that training began with
     step: int  # step of the checkpoint that mined, a multiple of `--refresh-every`
     ended: int  # number of training steps that were done when the round ended
-    # First step that uses the table, counted from 1 as in `steps.jsonl`; None if the round failed.
-    used_from: int | None = None
+    used_from: int = 0  # first step that uses the table, counted from 1 as in `steps.jsonl`; 0 if the round failed
     digest: str = ""  # digest of the table
     reason: str = ""  # reason for the failure of the round; empty otherwise
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the round, by name
@@ -71,24 +70,16 @@ class Ledger:
     @property
     def adopted_rounds(self) -> tuple[Round, ...]:
         """Rounds whose tables are used. Each table is used from a later step on than the table before it."""
-        return tuple(round_ for round_ in self.rounds if round_.used_from is not None)
+        return tuple(round_ for round_ in self.rounds if round_.used_from)
 
     def version(self, step: int) -> int:
         """Return the number of the round whose table the batch of `step` (from 0) uses; 0 for the initial table."""
-        return max(
-            (
-                round_.number
-                for round_ in self.adopted_rounds
-                if round_.used_from is not None and round_.used_from <= step + 1
-            ),
-            default=0,
-        )
+        return max((round_.number for round_ in self.adopted_rounds if round_.used_from <= step + 1), default=0)
 
     def age(self, step: int) -> int:
         """Return how many steps ago the negatives of `step` were mined; `step` for the initial table."""
-        return step - max(
-            (round_.step for round_ in self.adopted_rounds if round_.number <= self.version(step)), default=0
-        )
+        used = [round_.step for round_ in self.adopted_rounds if round_.number <= self.version(step)]
+        return step - max(used, default=0)
 
     @property
     def failures(self) -> int:
@@ -188,8 +179,6 @@ class RefreshJob(BackgroundJob):
         self._ended = Ledger()  # the ledger with the running round added, ready to be recorded
         self._began = 0.0
 
-    # ------------------------------------------------------------------------------------------------------- hooks
-
     def start(self, trainer_state: TrainerState) -> TrainerState:
         """Recover the rounds of an interrupted run, unless training has ended."""
         if trainer_state.stopped or trainer_state.step >= self._total_steps:
@@ -249,8 +238,6 @@ class RefreshJob(BackgroundJob):
         """Step of the checkpoint that mines in the running round."""
         return frozenset({self._step} if self.is_running else ())
 
-    # -------------------------------------------------------------------------------------------------------- job
-
     def recover(self, step: int) -> None:
         """Use the recorded tables, and restart an interrupted round from its checkpoint."""
         for round_ in self._ledger.adopted_rounds:
@@ -293,8 +280,13 @@ class RefreshJob(BackgroundJob):
     def _start_reading(self, step: int) -> None:
         path = round_path(self._plan.folder, self._number)
         current = self._versions.newest.examples.negatives
+
+        def read() -> tuple[NegativesTable, float]:
+            table = self._plan.read(path)
+            return table, overlap(table, current)
+
         reader = ThreadPoolExecutor(1, "refresh")
-        self._reading = reader.submit(read_table, self._plan.read, path, current)
+        self._reading = reader.submit(read)
         reader.shutdown(wait=False)  # its thread ends when the table is read
         self._readers.append(reader)
 
@@ -312,9 +304,7 @@ class RefreshJob(BackgroundJob):
             # After the next step, all workers know that the table is recorded. By then their loaders may be
             # `PREFETCH_DEPTH` batches ahead.
             ended = step + 1
-            after = max(
-                (round_.used_from for round_ in self._ledger.adopted_rounds if round_.used_from is not None), default=1
-            )
+            after = max((round_.used_from for round_ in self._ledger.adopted_rounds), default=1)
             first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, after)
         metrics = self._metrics | {
             "refresh_overlap": common,
@@ -336,16 +326,7 @@ class RefreshJob(BackgroundJob):
         self._add_version(table, round_)
 
     def _add_version(self, table: NegativesTable, round_: Round) -> None:
-        assert round_.used_from is not None
         self._versions.add(round_.used_from - 1, self._versions.newest.with_negatives(table, round_.number))
-
-
-def read_table(
-    read: Callable[[Path], NegativesTable], path: Path, current: NegativesTable | None
-) -> tuple[NegativesTable, float]:
-    """Return the table of a round, and its overlap with the current table; called in a thread."""
-    table = read(path)
-    return table, overlap(table, current)
 
 
 def overlap(table: NegativesTable, before: NegativesTable | None) -> float:

@@ -29,6 +29,7 @@ from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.models.model_settings import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.encoding import write_or_reuse_embeddings
 from raytriever.retrieval.encoding.encode_texts import encode_texts
 from raytriever.retrieval.encoding.shard_encoder import tokenization_of
 from raytriever.retrieval.index import exact_top_k
@@ -84,8 +85,14 @@ def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path, own_ca
 
 
 def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
-    rounds: Make, retriever: Retriever, later: Path, dataset: RetrievalDataset, tmp_path: Path
+    rounds: Make,
+    retriever: Retriever,
+    later: Path,
+    dataset: RetrievalDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(write_or_reuse_embeddings, "_earlier_shards", None)  # no earlier encoding has these weights
     logged = rounds().run(3, later)
     table = read_negatives(round_path(tmp_path / "negatives", 3), dataset)
     queries = encode_texts(retriever, dataset.queries.texts, "query")

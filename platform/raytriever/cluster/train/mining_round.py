@@ -9,6 +9,7 @@ A round that was killed starts again with the same checkpoint, so it reuses the 
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -130,7 +131,7 @@ def _encode(
 ) -> EmbeddingStore:
     plan = plan_embeddings(model, retriever, dataset, side, "fp32")
     run = pool.encode if pool else encode_in_process
-    return encode_store(StoreWriter(path, plan), model, retriever, dataset, run)
+    return encode_store(StoreWriter(path, plan, is_temporary=True), model, retriever, dataset, run)
 
 
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:
@@ -141,12 +142,9 @@ def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:
             for name, count in reasons.items():
                 totals[name] = totals.get(name, 0) + count
     candidates = totals.pop("candidates", 0)
-    fractions = {f"refresh_fraction_{_metric_name(name)}": count / max(1, candidates) for name, count in totals.items()}
+    names = {reason: f"refresh_fraction_{re.sub('[^a-z]', '_', reason)}" for reason in totals}
+    fractions = {names[reason]: count / max(1, candidates) for reason, count in totals.items()}
     counts = np.concatenate([block.counts_per_query for block in mined])
     fractions["refresh_queries_short"] = float((counts < mined[0].wanted).mean())
     fractions["refresh_queries_without"] = float((counts == 0).mean())
     return {"refresh_candidates": float(candidates), **fractions}
-
-
-def _metric_name(reason: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in reason.lower())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -26,7 +27,7 @@ from raytriever.data.prepare.corpus_tokenization import Tokenization
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.models.device_memory import memory_errors
 from raytriever.models.inference import Pending, TextEncoder
-from raytriever.models.prompts import Prompts, Side
+from raytriever.models.prompts import TITLE, Prompts, Side
 from raytriever.models.tokenization import content_tokenizer_json
 from raytriever.retrieval.encoding.embedding_store import StoredRows
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import EarlierEmbeddings, StoreWriter
@@ -55,15 +56,20 @@ class SideTexts:
         Tokens of the data set are used if they were made with the tokenizer and the prompts of this retriever. Every
         call must pass the same retriever: whether the stored tokens fit it is checked only at the first call."""
         prompts = self._prompts or retriever.prompts_of(self.name)
-        texts, own = self._prompted(rows, prompts[self.side])
-        if self._tokens is None or retriever.tokenizer is None:
-            return retriever.contents(texts, self.side, own), own
-        if self._fits is None:
-            tokenization = replace(
-                tokenization_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
-            )
-            self._fits = self._token_digest == tokenization.digest
-        return self._tokens.take(np.array(rows)) if self._fits else retriever.contents(texts, self.side, own), own
+        prompt = prompts[self.side]
+        if self._tokens is not None and retriever.tokenizer is not None:
+            if self._fits is None:
+                tokenization = replace(
+                    tokenization_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
+                )
+                self._fits = self._token_digest == tokenization.digest
+            if self._fits:
+                is_common = self.side == "passage" and TITLE not in prompt
+                return self._tokens.take(np.array(rows, np.int64)), prompt if is_common else self._prompted(
+                    rows, prompt
+                )[1]
+        texts, own = self._prompted(rows, prompt)
+        return retriever.contents(texts, self.side, own), own
 
     def keys(self, rows: range, prompt: str) -> Keys:
         """Return the keys of the texts of some rows with their prompts; `prompt` is the default."""
@@ -143,33 +149,37 @@ class ShardEncoder:
         rows: Sequence[int] = shard_rows
         if copied is not None and len(copied.rows):
             rows = np.delete(np.array(shard_rows), copied.rows).tolist()
-        texts = _ShardTexts(
-            number=number, rows=rows, keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix), copied=copied
-        )
-        if not len(rows):
-            return texts
         contents, prompt = self.side_texts.read(self.retriever, rows)
         inputs = self.retriever.assemble(contents, self.side_texts.side)
-        budget = self.writer.plan.batch_tokens or self.retriever.token_budget()
-        return replace(
-            texts, inputs=inputs, batches=self.retriever.batches(inputs, budget), prompt=prompt, budget=budget
+        return _ShardTexts(
+            number=number,
+            rows=rows,
+            keys=None if self.writer.is_temporary else self.side_texts.keys(shard_rows, self.writer.plan.prefix),
+            copied=copied,
+            inputs=inputs,
+            batches=self.retriever.batches(inputs, self._budget),
+            prompt=prompt,
         )
 
-    def _start(self, texts: _ShardTexts) -> Pending | None:
-        if not len(texts.rows):
-            return None
-        encoder, side = self.retriever, self.side_texts.side
-        with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", encoder.device, "batch_tokens"):
-            return encoder.start(texts.inputs, texts.batches, side, on_progress=self.on_progress, prompt=texts.prompt)
+    @property
+    def _budget(self) -> int:
+        return self.writer.plan.batch_tokens or self.retriever.token_budget()
 
-    def _commit(self, texts: _ShardTexts, pending: Pending | None) -> None:
-        rows = texts.rows
-        if pending is None:
-            embeddings = np.empty((0, self.writer.plan.dim), np.float32)
-        else:
+    def _start(self, texts: _ShardTexts) -> Pending:
+        with self._memory_errors():
+            return self.retriever.start(
+                texts.inputs, texts.batches, self.side_texts.side, on_progress=self.on_progress, prompt=texts.prompt
+            )
+
+    def _commit(self, texts: _ShardTexts, pending: Pending) -> None:
+        with self._memory_errors():
             embeddings = pending.result()
-            check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[rows[row]])
+        check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[texts.rows[row]])
         self.writer.write(texts.number, embeddings, texts.keys, texts.copied)
+
+    def _memory_errors(self) -> AbstractContextManager[None]:
+        what = f"{self._budget:,} tokens exceed the memory of the device"
+        return memory_errors(what, self.retriever.device, "batch_tokens")
 
     def _check_deaths(self, number: int, deaths: int) -> None:
         if deaths < TRIES:
@@ -189,12 +199,11 @@ class _ShardTexts:
 
     number: int
     rows: Sequence[int]  # positions of the texts to encode, ascending
-    keys: Keys
+    keys: Keys | None
     copied: StoredRows | None  # rows whose embeddings are copied from earlier stores
-    inputs: Sequence[Any] = ()  # texts with special tokens; see `Retriever`
-    batches: Sequence[Sequence[int]] = ()  # texts of each batch, as indices into `rows`
-    prompt: str | list[str] = ""
-    budget: int = 0
+    inputs: Sequence[Any]  # texts with special tokens; see `Retriever`
+    batches: Sequence[Sequence[int]]  # texts of each batch, as indices into `rows`
+    prompt: str | list[str]
 
 
 def check_finite(embeddings: Float32[ndarray, "rows dim"], side: Side, text_of: Callable[[int], str]) -> None:

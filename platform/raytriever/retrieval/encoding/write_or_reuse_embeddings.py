@@ -69,6 +69,7 @@ class StoreWriter:
 
     path: Path
     plan: EmbeddingPlan
+    is_temporary: bool = False  # True if it is removed soon, and no other store has its weights: it needs no keys
 
     @property
     def folder(self) -> Path:
@@ -175,7 +176,8 @@ class StoreWriter:
     @property
     def _is_durable(self) -> bool:
         """True if files are synced to disk. A small store in the cache is not: it can be made again in minutes."""
-        return self.plan.bytes >= _DURABLE_FROM or not self.path.is_relative_to(cache_folder())
+        is_kept = not self.is_temporary and not self.path.is_relative_to(cache_folder())
+        return is_kept or self.plan.bytes >= _DURABLE_FROM
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def find_earlier(
     writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
 ) -> EarlierEmbeddings | None:
     """Find the embeddings that earlier stores of the same encoder have. Return None if there are none."""
-    earlier = list(_earlier_shards(writer)) if missing else []
+    earlier = list(_earlier_shards(writer)) if missing and not writer.is_temporary else []
     if not earlier:
         return None
     plan = writer.plan

@@ -101,7 +101,7 @@ class FunctionEncoder(OutsideEncoder):
         values = self._call(inputs, side) if inputs else np.zeros((0, self.dim), np.float32)
         if on_progress is not None:
             on_progress(len(inputs))
-        return PendingEmbeddings(torch.from_numpy(values), range(len(inputs)), len(inputs), None)
+        return PendingEmbeddings(torch.from_numpy(values), range(len(inputs)), len(inputs))
 
     def _call(self, texts: Sequence[str], side: Side) -> Float32[ndarray, "texts dim"]:
         values = self._encode(list(texts), side)

@@ -50,8 +50,8 @@ from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, scores
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
 # Bytes of the quick scores of all CPU threads. A matrix product repacks a whole block, so it should have many queries.
 SCORE_BYTES = 2**27
-# Blocks with fewer rows are joined.
-FEWEST_ROWS = 32_768
+# Blocks with fewer rows are joined. Each block has further documents to score exactly, so few blocks take less time.
+FEWEST_ROWS = 131_072
 # Documents kept in addition to k; growth factor of a new search; inverse fraction of documents to score a whole block.
 MORE, _GROWTH, _WHOLE = 32, 4, 4
 # Fractions of a GPU's free memory: for documents that stay in it, and for a tile.

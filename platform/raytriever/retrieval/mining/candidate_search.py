@@ -54,9 +54,6 @@ class ArrayEmbeddings:
         return self.array[rows]
 
 
-DocumentEmbeddings = EmbeddingStore | ArrayEmbeddings
-
-
 class SearchedCorpus(Protocol):
     """Protocol of a corpus for several searches; see `index.exact_top_k.Corpus`."""
 
@@ -64,7 +61,7 @@ class SearchedCorpus(Protocol):
         """Return the k best documents of each query as keys."""
 
 
-def open_here(documents: DocumentEmbeddings, order: TieOrder) -> SearchedCorpus:
+def open_here(documents: EmbeddingStore | ArrayEmbeddings, order: TieOrder) -> SearchedCorpus:
     """Open a corpus that this process searches."""
     return Corpus(documents.blocks, order)
 
@@ -75,7 +72,7 @@ class Embeddings:
     opens the documents for search."""
 
     queries: Float32[ndarray, "split_queries dim"]
-    documents: DocumentEmbeddings
+    documents: EmbeddingStore | ArrayEmbeddings
     open_corpus: Callable[[Any, TieOrder], SearchedCorpus] = open_here
 
 

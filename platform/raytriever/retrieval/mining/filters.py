@@ -65,7 +65,7 @@ def _is_word_character(character: str) -> bool:
 class ExcludedDocuments:
     """For each query, the documents that must not become its negatives, each once, with the reason (`RELEVANT`, ...).
 
-    The documents of query i are `documents[offsets[i]:offsets[i + 1]]`."""
+    The documents of query i are `documents[offsets[i]:offsets[i + 1]]`, ascending."""
 
     offsets: Int64[ndarray, " queries+1"]
     documents: Int64[ndarray, " rows"]
@@ -106,16 +106,24 @@ class ExcludedDocuments:
         """Return the number of excluded documents of each query."""
         return np.diff(self.offsets)
 
-    def padded(self, rows: Int64[ndarray, " block"]) -> tuple[ndarray, ndarray]:
-        """Return documents and reasons of some queries, each `[block, most]`, padded with -1 and 0."""
+    def reasons_of(self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block columns"]) -> Verdicts:
+        """Return the reason why each document is excluded for its query; `KEPT` for others and for the document -1."""
         counts = self.counts[rows]
-        columns = np.arange(int(counts.max(initial=0)))[None, :]
-        is_used = columns < counts[:, None]
-        indices = np.where(is_used, self.offsets[rows][:, None] + columns, 0)
-        if not len(self.documents):
-            return np.full(is_used.shape, -1, np.int64), np.zeros(is_used.shape, np.int8)
-        reasons = np.where(is_used, self.reasons[indices], 0).astype(np.int8)
-        return np.where(is_used, self.documents[indices], -1), reasons
+        own = positions_of_run_files(self.offsets[rows], counts)
+        if not len(own) or not documents.size:
+            return np.zeros(documents.shape, np.int8)
+        size = max(int(self.documents[own].max()), int(documents.max())) + 2  # no document has the number size - 1
+        excluded = np.repeat(np.arange(len(rows)), counts) * size + self.documents[own]
+        pairs = np.arange(len(rows))[:, None] * size + documents
+        nearest = np.minimum(np.searchsorted(excluded, pairs), len(own) - 1)
+        return np.where(excluded[nearest] == pairs, self.reasons[own[nearest]], np.int8(KEPT))
+
+    def relevant(self, rows: Int64[ndarray, " block"]) -> Int64[ndarray, "block most"]:
+        """Return the relevant documents of some queries, padded with -1."""
+        columns = np.arange(int(self.counts[rows].max(initial=0)))
+        own = np.minimum(self.offsets[rows][:, None] + columns, len(self.documents) - 1)
+        is_relevant = (columns < self.counts[rows][:, None]) & (self.reasons[own] == RELEVANT)
+        return np.where(is_relevant, self.documents[own], -1)
 
 
 def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list[str]:
@@ -136,7 +144,8 @@ def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray
 
 def initial_verdicts(
     ranking: Int64[ndarray, "queries columns"],
-    excluded: tuple[Int64[ndarray, "queries most"], Int8[ndarray, "queries most"]],
+    rows: Int64[ndarray, " queries"],
+    excluded: ExcludedDocuments,
     first: int,
     end: int,
 ) -> tuple[Verdicts, Int64[ndarray, "queries columns"]]:
@@ -146,14 +155,12 @@ def initial_verdicts(
 
     Args:
         ranking: documents of each query, best first, padded with -1.
-        excluded: documents and reasons, padded with -1; see `ExcludedDocuments.padded`.
+        rows: indices of the queries in the split.
+        excluded: excluded documents of the split's queries.
         first: first rank that is used.
         end: rank before which the candidates end.
     """
-    verdicts = np.zeros(ranking.shape, dtype=np.int8)
-    for documents, reasons in zip(excluded[0].T, excluded[1].T, strict=True):
-        is_excluded = ranking == np.where(documents < 0, -2, documents)[:, None]
-        np.copyto(verdicts, reasons[:, None], where=is_excluded)
+    verdicts = excluded.reasons_of(rows, ranking)
     is_ranked = (verdicts == KEPT) & (ranking >= 0)
     ranks = np.cumsum(is_ranked, axis=1) - is_ranked
     verdicts[is_ranked & (ranks < first)] = RANGE

@@ -120,7 +120,7 @@ class CandidateFilter:
     def _mine(self, method: str, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
         inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
         documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
-        verdicts, ranks = filters.initial_verdicts(documents, excluded.padded(rows), first, end)
+        verdicts, ranks = filters.initial_verdicts(documents, rows, excluded, first, end)
         scores = self._remove_false_negatives(method, rows, documents, scores, verdicts)
         random_keys = None
         if config.sampling_strategy == "random":
@@ -152,8 +152,7 @@ class CandidateFilter:
             scores = scorer.score(rows, np.where(verdicts == filters.KEPT, documents, -1))
         if config.has_score_bounds:
             assert scorer is not None, "settings without a scorer have been rejected earlier"
-            excluded, reasons = self.inputs.excluded.padded(rows)
-            positive_scores = scorer.score(rows, np.where(reasons == filters.RELEVANT, excluded, -1))
+            positive_scores = scorer.score(rows, self.inputs.excluded.relevant(rows))
             lowest = np.fmin.reduce(positive_scores, axis=1)
             filters.apply_score_bounds(
                 verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from threading import current_thread
+from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -87,9 +87,26 @@ def test_an_error_in_a_thread_ends_all(tiny_encoder: Path) -> None:
 
     retriever.encode = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no memory"):
-        retriever.start([np.array([1, 2])] * 60, [[row] for row in range(60)], "passage")
+        retriever.start([np.array([1, 2])] * 60, [[row] for row in range(60)], "passage").result()
     assert len(calls) <= 4
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_while_a_thread_encodes_the_last_batch_the_other_begins_the_next_call(tiny_encoder: Path) -> None:
+    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
+    encode, may_end = retriever.encode, Event()
+
+    def held(tokens: TokenBatch, side: Side) -> torch.Tensor:
+        assert tokens["input_ids"].shape[1] == 2 or may_end.wait(60)
+        return encode(tokens, side)
+
+    retriever.encode = held  # type: ignore[method-assign]
+    short, long, rows = np.array([1, 2]), np.array([1, 2, 3]), [[row] for row in range(4)]
+    first = retriever.start([long, short, short, short], rows, "passage")
+    second = retriever.start([short] * 4, rows, "passage").result()
+    may_end.set()
+    np.testing.assert_array_equal(first.result()[1:], second[1:])
 
 
 def test_a_budget_smaller_than_one_text_still_encodes_it(tiny_encoder: Path) -> None:

@@ -18,8 +18,12 @@ from raytriever.retrieval.mining.candidate_search import ArrayEmbeddings, Embedd
 from raytriever.retrieval.mining.filters import (
     KEPT,
     NOT_CHOSEN,
+    OWN_ID,
     RANGE,
     REASONS,
+    RELEVANT,
+    SAME_TEXT,
+    ExcludedDocuments,
     choose,
     contains_answer,
 )
@@ -132,6 +136,15 @@ def test_mining_copies_the_embeddings_to_a_gpu_once_if_they_fit(
     assert len(blocks) > 2
     assert np.array_equal(table.documents, expected.documents)
     assert len(reads) == (1 if fits else len(blocks))
+
+
+def test_a_document_has_the_reason_of_its_own_query_alone() -> None:
+    reasons = np.array([RELEVANT, SAME_TEXT, OWN_ID], np.int8)
+    excluded = ExcludedDocuments(np.array([0, 2, 2, 3]), np.array([1, 4, 0]), reasons)
+    documents = np.array([[4, -1, 0, 1], [0, 4, -1, 5], [4, 0, 1, -1]])
+    expected = [[SAME_TEXT, KEPT, KEPT, RELEVANT], [OWN_ID, KEPT, KEPT, KEPT], [KEPT] * 4]
+    assert excluded.reasons_of(np.array([0, 2, 1]), documents).tolist() == expected
+    assert excluded.reasons_of(np.array([1]), documents[:1]).tolist() == [[KEPT] * 4]
 
 
 def test_random_candidates_are_those_with_the_smallest_draws() -> None:

@@ -2,7 +2,7 @@
 
     python studies/abstain.py questions PACKS [--output packs/abstain]
     raytriever study studies/abstain.yaml --output DIR --seeds 1
-    python studies/abstain.py choose DIR > abstain.yaml
+    python studies/abstain.py choose DIR > abstain.yaml   # --study FILE for mw-in-domain and mw-zero-shot
     raytriever study abstain.yaml --output DIR
     python studies/abstain.py analyze DIR
 

@@ -73,7 +73,7 @@ _NFCORPUS = Subset(train=1_500, dev=128, test=400, documents=3_400)
 # By the name of the folder: the pack, and the subset. All documents of SNLI are judged for queries of a subset.
 SUBSETS: Mapping[str, tuple[str, Subset]] = {
     **{name: (name, _CUT) for name in ("squad", "scifact", "snli")},
-    **{f"{name}-1000": (name, Subset(train=640, dev=128, test=300, documents=1_000)) for name in ("squad", "medquad")},
+    "medquad-1000": ("medquad", Subset(train=640, dev=128, test=300, documents=1_000)),
     "scifact-rivals": ("scifact", replace(_CUT, test=300, documents=1_000)),
     "squad-4000": ("squad", _LONG),
     "snli-4000": ("snli", replace(_LONG, documents=1)),

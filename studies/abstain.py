@@ -2,7 +2,7 @@
 
     python studies/abstain.py questions PACKS [--output packs/abstain]
     raytriever study studies/abstain.yaml --output DIR --seeds 1
-    python studies/abstain.py choose DIR > abstain.yaml
+    python studies/abstain.py choose DIR > abstain.yaml   # --study FILE for mw-in-domain and mw-zero-shot
     raytriever study abstain.yaml --output DIR
     python studies/abstain.py analyze DIR
 
@@ -43,8 +43,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from analysis import Analysis, analyse, choose_variant, read_variants
+import yaml
+
+from analysis import Analysis, analyse, read_variants
 from questions import StudySize, StudySource, write_questions
 from raytriever.core.store.commit import write_atomically
 from raytriever.core.terminal import markdown_table
@@ -74,6 +78,7 @@ from raytriever.experiments.study.claims import (
 from raytriever.experiments.study.outcome import read_variant, seeds_of
 from raytriever.experiments.study.study_file import Study, load_study
 from raytriever.experiments.study.train_variant import is_finished, variant_folder
+from raytriever.tracking.step_log import end_to_end, training_folders
 from system_metrics import GAINS, POOLED
 
 FILE = Path(__file__).with_name("abstain.yaml")
@@ -166,16 +171,40 @@ def _ranking_table(ranking: SeededResults) -> list[list[str]]:
     return table
 
 
+def _dev_values(study: Study, folder: Path) -> dict[str, float]:
+    """Return what dev says of each trained row with the first seed; the highest is best.
+
+    Where the study measures dev questions, it is minus the AURC by the best confidence. Otherwise it is the AUC of the
+    dev batches after the last step; the mean over the data sets."""
+    if datasets := _datasets_of(study):
+        variants = read_variants(datasets, read_evaluations(study, folder))
+        return {row: -next(iter(seeds.values())).dev_area for row, seeds in variants.items()}
+    by_row: dict[str, list[float]] = {}
+    for variant in study.variants:
+        if variant.curriculum is not None:
+            curve = end_to_end(training_folders(variant_folder(folder, variant, 0)), "dev_batch_auc")
+            by_row.setdefault(variant.row, []).append(curve[-1][1])
+    return {row: fmean(values) for row, values in by_row.items()}
+
+
 def choose(file: Path, folder: Path) -> str:
-    """Return the text of the study's file with one variant of each loss, which the first seed's dev questions
-    choose."""
+    """Return the text of a study's file with one variant of each loss, which the first seed's dev questions choose.
+    Claims and baselines that name another variant of the loss are about the chosen one."""
     study = load_study(file)
-    variants = read_variants(_datasets_of(study), read_evaluations(study, folder))
-    dropped: set[str] = set()
+    values, chosen = _dev_values(study, folder), {}
     for rows in candidates_of(study).values():
-        dropped |= set(rows) - {choose_variant({row: variants[row] for row in rows})}
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if line.strip().partition(": {loss:")[0] not in dropped)
+        chosen |= dict.fromkeys(rows, max(rows, key=lambda row: values[row]))
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content["variants"] = {row: value for row, value in content["variants"].items() if chosen.get(row, row) == row}
+    content |= {key: _renamed(content[key], chosen) for key in ("baseline", "claims") if key in content}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value of YAML in which each text that is a key of `names` is replaced."""
+    if isinstance(value, dict):
+        return {key: _renamed(item, names) for key, item in value.items()}
+    return [_renamed(item, names) for item in value] if isinstance(value, list) else names.get(value, value)
 
 
 def analyze(file: Path, folder: Path) -> Analysis:
@@ -317,13 +346,14 @@ def main() -> None:
     questions.add_argument("--output", type=Path, default=Path("packs/abstain"), metavar="DIR")
     analysis = commands.add_parser("analyze", help="analyse the output of `raytriever study`")
     analysis.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study studies/abstain.yaml`")
-    chosen = commands.add_parser("choose", help="print abstain.yaml with one variant of each loss")
+    chosen = commands.add_parser("choose", help="print the file of a study with one variant of each loss")
+    chosen.add_argument("--study", type=Path, default=FILE, metavar="FILE", help="default: abstain.yaml")
     chosen.add_argument("folder", type=Path, metavar="DIR", help="output of `raytriever study ... --seeds 1`")
     arguments = parser.parse_args()
     if arguments.command == "questions":
         write(arguments.packs, arguments.output)
     elif arguments.command == "choose":
-        print(choose(FILE, arguments.folder), end="")
+        print(choose(arguments.study, arguments.folder), end="")
     else:
         analyze(FILE, arguments.folder)
         print((arguments.folder / "abstain.md").read_text(encoding="utf-8"))

@@ -67,12 +67,13 @@ class Subset:
 _CUT = Subset(train=1_500, dev=128, test=500, documents=2_500)
 _LONG = Subset(train=4_000, dev=192, test=300, documents=2_500)
 _FROM_BASE = Subset(train=6_000, dev=192, test=500, documents=2_500)
-_UNSEEN = Subset(train=0, dev=0, test=500, documents=3_000)
+_UNSEEN = Subset(train=0, dev=0, test=200, documents=600)
 _SMALL_UNSEEN = replace(_UNSEEN, test=300, documents=1_400)
 _NFCORPUS = Subset(train=1_500, dev=128, test=400, documents=3_400)
 # By the name of the folder: the pack, and the subset. All documents of SNLI are judged for queries of a subset.
 SUBSETS: Mapping[str, tuple[str, Subset]] = {
-    **{name: (name, _CUT) for name in ("squad", "scifact", "medquad", "snli")},
+    **{name: (name, _CUT) for name in ("squad", "scifact", "snli")},
+    "medquad-1000": ("medquad", Subset(train=640, dev=128, test=300, documents=1_000)),
     "scifact-rivals": ("scifact", replace(_CUT, test=300, documents=1_000)),
     "squad-4000": ("squad", _LONG),
     "snli-4000": ("snli", replace(_LONG, documents=1)),
@@ -82,11 +83,7 @@ SUBSETS: Mapping[str, tuple[str, Subset]] = {
     "squad-refresh": ("squad", replace(_LONG, test=500, documents=4_000)),
     "snli-3000": ("snli", Subset(train=3_000, dev=200, test=100, documents=1)),
     **{
-        f"{name}-unseen": (name, _UNSEEN)
-        for name in ("squad", "scifact", "nfcorpus", "hotpotqa", "climate-fever", "trec-dl19", "medquad")
-    },
-    **{
-        f"{name}-600": (name, replace(_UNSEEN, test=200, documents=600))
+        f"{name}-600": (name, _UNSEEN)
         for name in ("squad", "scifact", "medquad", "hotpotqa", "climate-fever", "cranfield")
     },
     **{f"{name}-300": (name, _SMALL_UNSEEN) for name in ("scifact", "cranfield")},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import analysis as analysis_module
 from abstain import UNTRAINED, analyze, choose
@@ -152,6 +153,37 @@ variants:
   MW, temperature 2: {loss: {loss: mw, temperature: 2.0}}
   "MW + 1 CL, temperature 1": {loss: {loss: mw+infonce, temperature: 1.0}}
 """
+
+
+def test_dev_batches_choose_where_no_dev_questions_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean over the data sets decides, and claims are about the chosen variants."""
+    monkeypatch.chdir(tmp_path)
+    areas = {"CL": (0.9, 0.7), "CL, 0.05": (0.6, 0.9), "MW": (0.5, 0.5), "MW, 0.05": (0.4, 0.7), "MW + 0.1 CL": (0, 0)}
+    content = {
+        "data_sets": {"One": "q/One", "Other": "q/Other"},
+        "variants": {"untrained": "minilm"} | {row: {"loss": {"loss": "mw"}} for row in areas},
+        "baseline": ["CL", "untrained"],
+        "claims": [{"above": [["MW", "CL"], ["MW", "MW + 0.1 CL"]], "text": "MW wins", "metrics": "auc"}],
+    }
+    for name in content["data_sets"].values():
+        Path(name).mkdir(parents=True)
+    Path("study.yaml").write_text(json.dumps(content))
+    for variant in load_study(Path("study.yaml")).variants:
+        if variant.curriculum is not None:
+            folder = variant_folder(tmp_path, variant, 0)
+            folder.mkdir(parents=True)
+            area = areas[variant.row]["Other" in variant.datasets]
+            lines = [(1, {"loss": 1.0}), (1, {"dev_batch_auc": 1.0}), (2, {"loss": 1.0, "dev_batch_auc": area})]
+            entries = [{"step": step, "milliseconds": 0, "metrics": metrics} for step, metrics in lines]
+            (folder / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    chosen = yaml.safe_load(choose(Path("study.yaml"), tmp_path))
+    assert list(chosen["variants"]) == ["untrained", "CL", "MW, 0.05", "MW + 0.1 CL"]
+    assert chosen["baseline"] == ["CL", "untrained"]
+    assert chosen["claims"] == [
+        {"above": [["MW, 0.05", "CL"], ["MW, 0.05", "MW + 0.1 CL"]], "text": "MW wins", "metrics": "auc"}
+    ]
 
 
 @pytest.mark.slow

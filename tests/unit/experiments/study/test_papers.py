@@ -95,14 +95,15 @@ def test_every_file_is_valid(name: str, checkout: Path) -> None:
 def test_every_subset_and_table_is_named_by_a_file() -> None:
     texts = [file.read_text() for file in STUDIES.glob("*.yaml")]
     settings = " ".join(str(yaml.safe_load(text)) for text in texts)
-    assert all(f"'packs/{name}'" in settings for name in packs.SUBSETS)
+    on_page = {"scifact"}  # docs/explanation/which-cosine-is-a-match.md
+    assert all(f"'packs/{name}'" in settings for name in packs.SUBSETS.keys() - on_page)
     assert all(f"'tables/{file.name}'" in settings for file in (STUDIES / "tables").iterdir())
 
 
 # What the papers' own figures say of the papers' sentences.
 PRINTED = {
-    "mw-in-domain": [HELD, HELD],
-    "mw-zero-shot": [HELD, HELD, HELD],
+    "mw-in-domain": [HELD, HELD, *[NOT_EVALUATED] * 11],
+    "mw-zero-shot": [HELD, HELD, HELD, *[NOT_EVALUATED] * 11],
     "mw-convergence": [HELD],
     "multi-positive": [HELD] * 7,
     "heterogeneous": [HELD] * 3,

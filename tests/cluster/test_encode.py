@@ -239,5 +239,5 @@ def test_a_user_error_in_an_actor_that_searches_is_one_line(session: None, store
 
 
 def test_more_actors_than_fit_are_refused_at_once(session: None, store: EmbeddingStore) -> None:
-    with pytest.raises(ConfigError, match=r"99 search actors with 2 CPUs each do not fit; use at most 2"):
+    with pytest.raises(ConfigError, match=r"99 search actors with 2 CPUs each do not fit on this host; use at most 2"):
         ActorPool(99, 99, cpus=2).search(store, questions(3), 5, np.arange(STORED))

@@ -318,7 +318,7 @@ def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
     finally:
         ray.shutdown()
     several = override(Config(), {"training": {"num_workers": "2"}})
-    with pytest.raises(ConfigError, match="trial_gpus: applies to trials of one worker"):
+    with pytest.raises(ConfigError, match="trial_gpus: applies only to trials with one worker"):
         plan_sweep(several, SearchConfig(trial_gpus=0.5))
     for wrong in (0.0, 1.5):
         with pytest.raises(ConfigError, match="is out of range"):

@@ -19,4 +19,4 @@ def test_two_devices_equal_one_with_the_whole_batch(tmp_path: Path) -> None:
             assert two[rank][name][0] == pytest.approx(value, rel=1e-9), name
             assert equal(two[rank][name][1], gradients), name
         message = bytes(two[rank]["unequal"][1][0].tolist()).decode()
-        assert message == "gather_across_devices: the devices have [2, 3] rows; use dataloader_drop_last=True"
+        assert message == "gather_across_devices: the devices' row counts differ: [2, 3]; use dataloader_drop_last=True"

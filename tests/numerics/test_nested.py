@@ -160,7 +160,7 @@ def test_statistics_of_teacher_and_student() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda t: TeacherScores(t.documents, t.scores[:, :2]), r"teacher: \(5, 2\) scores for .* documents"),
+        (lambda t: TeacherScores(t.documents, t.scores[:, :2]), r"teacher: scores \(5, 2\) and documents .* differ"),
         (lambda t: TeacherScores(t.documents, t.scores / 0), "teacher: a score is infinite"),
     ],
 )

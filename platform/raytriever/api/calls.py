@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function of the API, so that it raises a `StorageError` when the disk fails."""
+    """Decorate a function of the API, so that a disk error becomes a `StorageError`."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,7 +31,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def checked(settings: T) -> T:
-    """Check settings and return them. Raises `UserError` if a value is not allowed or a path does not exist."""
+    """Check and return `settings`. Raises `UserError` if a value is not allowed or a path does not exist."""
     check_options(settings)
     fetch_paths(settings)
     return settings
@@ -39,9 +39,9 @@ def checked(settings: T) -> T:
 
 @contextmanager
 def working(name: str, output: Path | None = None) -> Iterator[None]:
-    """Do long work while no other process can write `output`, a directory that need not exist; the line that is shown
-    while nothing else is printed has the name of the function. The signal handlers of the program stay. Raise
-    `InUseError` if another process is writing the directory."""
+    """Lock the directory `output`, even if it does not exist yet, during long work. While nothing else is printed, a
+    line shows the name of the function. The signal handlers of the program are kept. Raise `InUseError` if another
+    process is writing the directory."""
     remedy = "wait until that process has ended, or use another output directory"
     with (
         activity(f"raytriever.{name} is working"),

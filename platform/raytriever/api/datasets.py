@@ -31,11 +31,11 @@ class Dataset:
     """Checked data set for retrieval: documents, queries, and judgements of which documents answer which query.
 
     It is made by `load_dataset`, from a folder of documents by `from_documents`, or from data in memory by `from_dict`,
-    `from_pandas` or `from_huggingface`. Data in memory is written to the cache once, under the digest of its content.
+    `from_pandas` or `from_huggingface`. Data in memory is first written to the cache, under the digest of its content.
     Then it is checked like files: a bad row is left out and listed in `bad_rows`. Too many bad rows are an error.
 
     Attributes:
-        name: its name in tables and file names.
+        name: name of the data set in tables and file names.
         source: the path, URI or name of the data; the commands take it as `--dataset`.
         splits: names of the splits that have judgements, sorted.
         counts: numbers of documents and queries, and numbers of queries, judgements and positives of each split.
@@ -73,10 +73,10 @@ class Dataset:
         Args:
             documents: `{id: text}` or `{id: {"title": ..., "text": ...}}`.
             queries: `{id: text}`.
-            judgements: `{split: {query id: {document id: grade}}}`. A grade is a whole number; above 0 is relevant.
+            judgements: `{split: {query id: {document id: grade}}}`. A grade is a whole number; above 0 means relevant.
                 Training needs the split `train` and evaluates on `test`. Without `dev`, a tenth of `train` is held out.
             unanswerable: `{split: [query id]}` of the queries that no document answers.
-            name: letters, digits, `.`, `_` and `-`.
+            name: name of the data set, of letters, digits, `.`, `_` and `-`.
             max_bad_rows: fraction of rows that may be bad, 0 to 1.
 
         Raises:
@@ -113,14 +113,14 @@ class Dataset:
 
         One frame: a row holds a query and a passage that answers it. The columns `negative`, `negative_1`, `negative_2`
         and so on may hold hard negatives. The column `split` assigns rows to `train`, `dev` and `test`.
-        Without it the queries are divided by the digest of their text. `dev` and `test` each get a tenth of the
-        queries, or 50 if that is more, but at most three tenths. `train` gets the rest. If no document answers a query,
-        its row has an empty passage and `no`, `false` or `0` in the column `answerable`.
+        Without this column, the queries are divided by the digest of their text. `dev` and `test` each get a tenth of
+        the queries, or 50 if that is more, but at most three tenths. `train` gets the rest. If no document answers a
+        query, its row has an empty passage and `no`, `false` or `0` in the column `answerable`.
 
         Three frames: documents with the columns `id`, `text` and optionally `title`; queries with `id` and `text`;
-        judgements with `query_id`, `document_id`, `score` (a whole number; above 0 is relevant) and
+        judgements with `query_id`, `document_id`, `score` (a whole number; above 0 means relevant) and
         optionally `split`. Without `split` all judgements belong to `test`. If no document answers a query,
-        its row in `queries` has `no` in the column `answerable`, and its split in the column `split` (else `test`).
+        its row in `queries` has `no` in the column `answerable`, and its split in the column `split` (default `test`).
 
         Args:
             frame: the pairs, or the documents.
@@ -131,8 +131,8 @@ class Dataset:
             split: column of splits; by default `split`, if there is one.
             test_fraction: fraction of the queries in the split `test`, 0 to 1; only for pairs without a column of
                 splits.
-            dev_fraction: fraction of the queries in the split `dev`, with the same conditions.
-            name: letters, digits, `.`, `_` and `-`.
+            dev_fraction: the same for the split `dev`.
+            name: name of the data set, of letters, digits, `.`, `_` and `-`.
             max_bad_rows: fraction of rows that may be bad, 0 to 1.
 
         Raises:
@@ -166,13 +166,13 @@ class Dataset:
         """Make a data set from a `datasets.DatasetDict` or a `datasets.Dataset`.
 
         A `DatasetDict` has one of two forms. In the first, each split holds rows of a known training format, such as
-        `anchor`, `positive` and `negative` of sentence-transformers. In the second, that of BEIR on the hub, `corpus`
+        `anchor`, `positive` and `negative` of sentence-transformers. In the second (BEIR on the hub), `corpus`
         and `queries` hold texts; every other split holds judgements (`query-id`, `corpus-id`, `score`). A `Dataset`
         holds pairs of a query and a passage. Its queries are divided like those of a frame; see `from_pandas`.
 
         Args:
             splits: the splits, or one table of pairs.
-            name: letters, digits, `.`, `_` and `-`.
+            name: name of the data set, of letters, digits, `.`, `_` and `-`.
             max_bad_rows: fraction of rows that may be bad, 0 to 1.
 
         Raises:
@@ -206,13 +206,13 @@ class Dataset:
     ) -> Dataset:
         """Divide a folder of Markdown, HTML, text and PDF files into passages.
 
-        The passages fit the encoder. A document and the questions that it answers share a split. Standard error shows
+        No passage exceeds the encoder's limit. A document and its questions are in the same split. Standard error shows
         how much was read and skipped; `output/quarantine.jsonl` lists each skipped file or question with the reason.
 
         Args:
             folder: path or URI of the documents.
-            output: folder in which the data set is written. An earlier import there is replaced: files and questions
-                keep their splits.
+            output: folder in which the data set is written. An earlier import in this folder is replaced;
+                its files and questions keep their splits.
             questions: CSV, TSV or JSONL file of questions with the columns `question` and `file`, and optionally
                 `answer`, `anchor`, `id`, `split` and `answerable`. If no document answers a question, write `none` as
                 its `file`, or `no` as its `answerable`. Without questions the passages can be searched, but there is
@@ -222,11 +222,11 @@ class Dataset:
             chunk_tokens: largest number of tokens of a passage with its title; by default the encoder's maximum length.
             overlap_tokens: number of tokens that a passage repeats from the end of the previous one; by default an
                 eighth of a passage.
-            seed: Seed of the splits.
+            seed: seed of the random division into splits.
             test_fraction: fraction of the questions in the split test, 0 to 1; by default 0.1, or more if the split
                 would have fewer than 50 questions, but at most 0.3.
             dev_fraction: fraction of the questions in the split dev; the default is chosen in the same way.
-            test_questions: file of the questions of test, with the same columns. `questions` are then train and dev.
+            test_questions: file of the test questions, with the same columns. `questions` then has the other questions.
 
         Raises:
             ConfigError: a number is out of range, or a package that reads the documents is not installed. Or an earlier
@@ -295,7 +295,7 @@ def load_dataset(
         max_bad_rows: fraction of each file's rows that may be bad, 0 to 1.
 
     Raises:
-        DataError: there is no such data set or column, its format is unknown, a file is broken, or too many rows are
+        DataError: there is no such data set or column, its format is unknown, a file is damaged, or too many rows are
             bad.
         StorageError: the cache cannot be written.
 
@@ -316,7 +316,7 @@ def source_of(data: Dataset | str | os.PathLike[str]) -> str:
         return data.source
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
-    raise ConfigError(f"is {type(data).__name__}, not a data set", "data", "give the result of load_dataset or a path")
+    raise ConfigError(f"has the type {type(data).__name__}", "data", "give the result of load_dataset, or a path")
 
 
 def data_settings(data: Dataset | str | os.PathLike[str]) -> DataConfig:

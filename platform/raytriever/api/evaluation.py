@@ -151,30 +151,30 @@ def evaluate(
             or a system: `"bm25+minilm"`, `"minilm>CROSS-ENCODER@100"`, `"run:FILE"` or `"vectors:FOLDER"`. A function
             `encode(texts, side)` gets the side `query` or `passage` and returns embeddings `[texts, dim]`. A score is
             the dot product of two embeddings.
-        data: one data set or several.
+        data: one data set, or a list of data sets.
         split: the judged split.
         metrics: the metrics to compute, such as `"ndcg@10,recall@100,auc"` or a list of such names.
         baselines: names of one or two models that the others are compared with; by default the first.
-        calibrate: targets for which thresholds are chosen. For queries: `"top-precision=0.9"` of the answers shown,
-            `"wrong-answers=0.05"` or `"missed=0.1"` (largest expected fraction of later queries), `"answered=0.8"` of
-            the queries, or `"f1"`. For passages: `"kept=0.95"` (expected fraction of the relevant ones). For pairs:
+        calibrate: targets for which thresholds are chosen. For queries: `"top-precision=0.9"` (of the answers shown),
+            `"wrong-answers=0.05"` or `"missed=0.1"` (largest expected fraction of new queries), `"answered=0.8"` (of
+            the queries), or `"f1"`. For passages: `"kept=0.95"` (of the relevant passages, on average). For pairs:
             `"precision=0.9"` or `"recall=0.8"`. `calibration.json` is written to each model directory; `Index.search`
             reads it.
         calibration_split: the split on which thresholds are chosen. If it is `split` itself, they are chosen and tested
             on the same queries.
         confidence: the measure that decides whether a query is answered: `score`, `entropy` (by default) or `combined`.
         unanswerable: sources of more queries without an answer, besides those of the data sets. `"removed"` removes the
-            answers of half of the queries, `"removed=0.2"` of a fifth. Data sets of other domains have such queries.
+            answers of half of the queries, `"removed=0.2"` of a fifth. A data set on other topics adds its queries.
         relevance_level: lowest grade of a relevant passage.
         drop_own_id: whether a passage that has the id of a query is left out of the query's results, as in BEIR.
         dtype: types of quantized embeddings to evaluate as well, such as `["int8", "binary"]`. Texts are encoded once.
         truncate_dim: dimensions of truncated embeddings to evaluate as well, such as `[64, 128]`.
         rescore_multiplier: with quantized embeddings, the number of candidates to rescore for each result; by default
             2.
-        precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the one passed to `load_model`, or the
-            faster of `fp32` and `bf16`.
-        output: directory to write, which `tracker` records. Without `output` the files are temporary: they are deleted
-            with the report; `Report.save` keeps a copy.
+        precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the precision passed to `load_model`, or
+            the faster of `fp32` and `bf16`.
+        output: directory of the results, which `tracker` logs. Without `output` the files are temporary: they are
+            deleted with the report; `Report.save` keeps a copy.
         fresh: whether to replace an earlier evaluation in `output`.
         tracker: where an evaluation with `output` is logged; see `train`.
 
@@ -206,7 +206,7 @@ def evaluate(
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
         raise ConfigError("is not a list with at least one model", "models", "give a list such as ['bm25', 'minilm']")
-    functions: list[FunctionEncoder] = []  # the name of a function is registered while its object exists
+    functions: list[FunctionEncoder] = []  # keep these objects: a function's name is registered while they exist
     evaluated = _evaluated(models, functions)
     arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 

@@ -67,8 +67,8 @@ class Model(MtebEncoder):
             and a passage is the dot product of their embeddings.
 
         Raises:
-            ConfigError: `texts` is no sequence of strings.
-            ModelError: an embedding is not finite.
+            ConfigError: `texts` is not a list of strings.
+            ModelError: an embedding has NaN or infinity.
         """
         return self._encode(texts, "query")
 
@@ -83,8 +83,8 @@ class Model(MtebEncoder):
             Embeddings, float32 `[len(texts), dim]`.
 
         Raises:
-            ConfigError: `texts` is no sequence of strings.
-            ModelError: an embedding is not finite.
+            ConfigError: `texts` is not a list of strings.
+            ModelError: an embedding has NaN or infinity.
         """
         return self._encode(texts, "passage")
 
@@ -133,7 +133,7 @@ class Run:
 
     @cached_property
     def model(self) -> Model:
-        """The trained encoder; it is loaded when it first encodes."""
+        """The trained encoder. Its weights are loaded when it is first used to encode."""
         return Model(ModelConfig(model=str(self.path / "model")))
 
     def __repr__(self) -> str:
@@ -175,12 +175,12 @@ def load_model(
     Args:
         name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
             sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`. `openai:NAME` is
-            the model NAME of a service with OpenAI's `/v1/embeddings`. Its answers are cached: no text is sent twice.
+            the model NAME of a service with OpenAI's `/v1/embeddings`. Embeddings are cached: no text is sent twice.
         revision: commit or tag of a hub model.
         precision: Precision of encoding: `fp32`, `bf16` or, on a CPU, `int8`. By default it is `fp32` for a run that
             was trained in `fp32`, else the faster of `fp32` and `bf16`. A warning tells you if that is `bf16`.
-        pooling: `mean`, `cls`, `last`, `max`, `mean_sqrt_len` or `weightedmean`; or several joined by `+`.
-        similarity: `cosine` normalizes embeddings, `dot` leaves them as they are.
+        pooling: `mean`, `cls`, `last`, `max`, `mean_sqrt_len` or `weightedmean`; or several of these joined by `+`.
+        similarity: `cosine` (embeddings are normalized) or `dot` (embeddings are not normalized).
         towers: `shared`, or `separate` for one encoder of queries and one of passages, as in DPR.
         query_prompt: text put before every query.
         passage_prompt: text put before every passage.
@@ -188,8 +188,8 @@ def load_model(
         passage_prompt_name: name of a prompt that the model stores, put before every passage.
         dataset_prompts: prompts for single data sets by name, such as `{"scifact": {"query": "Find evidence: "}}`. They
             take precedence over the other prompts.
-        query_length: longest query in tokens; longer ones are cut.
-        passage_length: longest passage in tokens; longer ones are cut.
+        query_length: maximum number of tokens of a query; longer queries are cut.
+        passage_length: maximum number of tokens of a passage; longer passages are cut.
         truncate_dim: number of leading components to keep of each embedding, for Matryoshka models. For a service it is
             the parameter `dimensions`.
         base_url: address of the service.
@@ -197,9 +197,9 @@ def load_model(
         in_flight: largest number of parallel requests.
         requests_per_minute: largest number of requests in a minute.
         price_in: price of a million input tokens.
-        budget: largest total cost of the texts in the currency of the price, including what earlier calls paid for
-            them.
-        budget_tokens: largest total number of tokens of the texts.
+        budget: largest total cost of the texts in the currency of the price, including the cost of
+            these texts in earlier calls.
+        budget_tokens: largest number of tokens of all texts together.
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded or trusted.
@@ -250,7 +250,7 @@ def _read_prompts(prompts: Mapping[str, str | Mapping[str, str]]) -> dict[str, s
 
 
 def settings_of(model: ModelLike) -> ModelConfig:
-    """Return the settings of a model: of its name, its `Model`, or the `Run` that trained it."""
+    """Return the settings of a model that is passed as a name, a path, a `Model` or a `Run`."""
     if isinstance(model, Model):
         return model.config
     if isinstance(model, Run):
@@ -258,12 +258,12 @@ def settings_of(model: ModelLike) -> ModelConfig:
     if isinstance(model, str | os.PathLike):
         return checked(EncoderConfig(model=os.fspath(model)))
     raise ConfigError(
-        f"is {type(model).__name__}, not a model", "model", "give a name, a path, or what load_model or train returned"
+        f"has the type {type(model).__name__}", "model", "give a name, a path, or what load_model or train returned"
     )
 
 
 def loaded(model: ModelLike) -> Model:
-    """Return the `Model` itself or that of a `Run`; load a model that is given by name."""
+    """Return the `Model` itself, or the model of a `Run`. Load a model that is passed as a name or path."""
     if isinstance(model, Model):
         return model
     return model.model if isinstance(model, Run) else Model(settings_of(model))
@@ -284,7 +284,7 @@ def run_precision(name: str) -> str | None:
 
 
 def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
-    """Return the precision of a call: the explicit one, else that of its models, else None. Raise `ConfigError` if the
+    """Return the precision of a call: `explicit`, or else that of its models, or None. Raise `ConfigError` if the
     precision is unknown, or the models were loaded with different precisions."""
     if explicit not in (None, *PRECISIONS):
         raise ConfigError(f"unknown value {explicit!r}", "precision", "give 'fp32', 'bf16' or 'int8'")
@@ -295,7 +295,7 @@ def precision_of(explicit: str | None, models: Iterable[Any]) -> str | None:
         if isinstance(model, Model | str | os.PathLike)
     } - {None}
     if explicit is None and len(precisions) > 1:
-        raise ConfigError("the models were loaded with different values", "precision", "give 'fp32', 'bf16' or 'int8'")
+        raise ConfigError("the models have different precisions", "precision", "give 'fp32', 'bf16' or 'int8'")
     return explicit or next(iter(precisions), None)
 
 
@@ -307,20 +307,20 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
 
     if isinstance(texts, str | bytes):
         raise ConfigError("is one text, not a list of texts", argument, "put it in a list")
-    # A loop over a frame yields column names, and a loop over a table of `datasets` yields rows: never the texts.
+    # Refuse tables: a loop over a frame yields column names, and a loop over a table of `datasets` yields rows.
     is_table = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if is_table or isinstance(texts, Mapping | Set) or not isinstance(texts, Iterable):
-        what = f"is {type(texts).__name__}, not a list of texts"
-        raise ConfigError(what, argument, "give a list, or one column of a table")
+        what = f"has the type {type(texts).__name__}, but must be a list"
+        raise ConfigError(what, argument, "give a list of texts, or one column of a table")
     checked = list(texts)
     for index, text in enumerate(checked):
         if not isinstance(text, str):
-            raise ConfigError(f"text {index} is {type(text).__name__}, not str", argument, "give strings")
+            raise ConfigError(f"text {index} has the type {type(text).__name__}, not str", argument, "give strings")
     return list(map(as_utf8, checked))
 
 
 def path_of(value: str | os.PathLike[str], name: str = "output") -> Path:
-    """Return a path with `~` expanded, or that of the local copy of a URI. Raises `ConfigError` if it is empty."""
+    """Return a path with `~` expanded, or the path of the local copy of a URI. Raises `ConfigError` if it is empty."""
     text = os.fspath(value)
     if not text.strip():
         raise ConfigError("the path is empty", name, "give a path")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Index:
     """Searchable passages of a data set, made by `build_index`. The model and the embeddings stay in memory.
 
-    An index never changes, and any number of threads may search it. If the passages change, build a new one: only new
+    An index never changes, and any number of threads may search it. If the passages change, build a new index: only new
     texts are encoded.
 
     Attributes:
@@ -42,7 +42,7 @@ class Index:
 
     def __init__(self, kind: str, searcher: PassageIndex) -> None:
         self.kind, self._searcher = kind, searcher
-        # The first search computes norms and the order of ids. Search once here, so that no search of the user waits.
+        # The first search computes norms and the order of ids. Search now, so that no search of the user waits.
         searcher.search(["warm up"], 1)
 
     def __len__(self) -> int:
@@ -57,20 +57,20 @@ class Index:
 
         Args:
             queries: the questions, none of them blank.
-            top_k: how many passages, at least 1.
+            top_k: largest number of passages for each query, at least 1.
             threshold: lowest score of a returned passage; it replaces the threshold in `calibration.json`. `"kept"`
                 means the threshold that was chosen for the target `kept`; `top_k` still limits the number of passages.
 
         Returns:
             For each query its `Hits`: a list, best first. There are fewer than `top_k` if the index has fewer passages,
-            the threshold removes some, or a graph index (`hnsw`, `vamana`, `roargraph`) does not reach enough. If the
+            the threshold removes some, or a graph index (`hnsw`, `vamana`, `roargraph`) reaches fewer. If the
             model has a `calibration.json` for these passages, every hit has a `probability`. Then `answerable` says
             whether the confidence of the query reaches the threshold.
 
         Raises:
             ConfigError: `queries` is not a list of texts, a query is blank, or a number is out of range. Or `threshold`
                 is `"kept"` and there is no calibration with this target.
-            ModelError: the embedding of a query is not finite.
+            ModelError: the embedding of a query has NaN or infinity.
         """
         texts = check_texts(queries, "queries")
         for index, text in enumerate(texts):
@@ -100,7 +100,7 @@ def build_index(
     calibration: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Index:
-    """Encode the passages of a data set for search. The cache keeps the embeddings, so that the next call reuses them.
+    """Encode the passages of a data set for search. The embeddings are cached, and the next call reuses them.
 
     Args:
         model: the encoder.
@@ -114,9 +114,9 @@ def build_index(
             `lists`, `code_bytes`, `m`, `ef_construction`, `nearest`, `training_split`.
 
     Raises:
-        ConfigError: the kind is unknown, it lacks one of `settings`, or the calibration belongs to another model.
+        ConfigError: the kind is unknown or has no such setting, or the calibration belongs to another model.
         DataError: the data set cannot be opened.
-        ModelError: the model cannot be loaded, or an embedding is not finite.
+        ModelError: the model cannot be loaded, or an embedding has NaN or infinity.
         StorageError: the cache or `output` cannot be written, or `output` holds another index.
 
     Examples:

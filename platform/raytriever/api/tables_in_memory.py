@@ -1,6 +1,6 @@
-"""Conversion of tables in memory to files of a data set: one JSON object per row, written to the cache once.
+"""Conversion of tables in memory to files of a data set in the cache, with one JSON object per row.
 
-Rows keep their order and number. So the row number of an error or of a quarantined row is that of the user's table."""
+Rows keep their order and number. So errors and the list of bad rows give row numbers of the user's table."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with named columns, and the title of the table in errors, such as `documents`. `rows` returns an iterator
-    over the rows, from the first row at each call."""
+    """Rows with named columns, and the title of the table in errors, such as `documents`. Each call of `rows`
+    returns a new iterator over the rows, from the first row."""
 
     title: str
     columns: tuple[str, ...]
@@ -56,11 +56,11 @@ def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any)
     """Return the files for dictionaries; see `Dataset.from_dict`."""
     for title, value in (("documents", documents), ("queries", queries), ("judgements", judgements)):
         if not isinstance(value, Mapping):
-            raise DataError(f"is {type(value).__name__}, not a dictionary", title, f"give {_REMEDIES[title]}")
+            raise DataError(f"has the type {type(value).__name__}", title, f"give a dictionary {_REMEDIES[title]}")
     for split, by_query in judgements.items():
         if not isinstance(by_query, Mapping) or not all(isinstance(group, Mapping) for group in by_query.values()):
             raise DataError(
-                f"{split!r} is no dictionary of dictionaries", "judgements", f"give {_REMEDIES['judgements']}"
+                f"split {split!r} has no dictionary of dictionaries", "judgements", f"give {_REMEDIES['judgements']}"
             )
     if not isinstance(unanswerable, Mapping) or any(
         isinstance(names, str) or not isinstance(names, Iterable) for names in unanswerable.values()
@@ -109,7 +109,7 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, fracti
     table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
     first = next(iter(table.rows()), None)
     if first is None:
-        raise DataError("has no rows", table.title, "give at least three pairs")
+        raise DataError("the table has no rows", table.title, "give at least three pairs")
     values = [json_value(first[column]) for column in table.columns]
     names = column_names(table.columns, values, {"query": query, "passage": passage})
     if votes := votes_note(table.columns, names, "rename it to 'label'"):
@@ -139,7 +139,7 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, fracti
 
 
 def _recognized(table: Table, query: str, passage: str) -> tuple[str, str]:
-    """Return the columns of queries and passages. If a default column is missing, a similar known one is used."""
+    """Return the columns of queries and passages. If a default column is missing, a known similar column is used."""
     named = {role: column for role, column in (("query", query), ("passage", passage)) if column != role}
     with suppress(DataError):  # `require` then says which columns are missing
         chosen = choose_columns(table.title, table.columns, (QUERY, PASSAGE), named, "")
@@ -182,7 +182,7 @@ def judged_tables(documents: Table, queries: Table, judgements: Table, split: st
 
 
 def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
-    """Return the ids of the queries that no document answers, by split. Without a column `split` all are in `test`."""
+    """Return, by split, the ids of queries that no document answers. If there is no column `split`, use `test`."""
     ids: dict[str, list[Any]] = {}
     for row in queries.rows() if ANSWERABLE in queries.columns else ():
         value = json_value(row[ANSWERABLE])
@@ -207,7 +207,7 @@ def hub_tables(splits: Any) -> Files:
         )
     if not isinstance(splits, datasets.DatasetDict):
         remedy = "give a Dataset or a DatasetDict"
-        raise DataError(f"is {type(splits).__name__}, neither a Dataset nor a DatasetDict", "splits", remedy)
+        raise DataError(f"has the type {type(splits).__name__}", "splits", remedy)
     splits = splits.with_format(None)
     is_judged = {"corpus", "queries"} <= splits.keys()
     tables: dict[str, tuple[str, Rows]] = {}
@@ -224,7 +224,7 @@ def frame_table(title: str, frame: Any) -> Table:
     import pandas
 
     if not isinstance(frame, pandas.DataFrame):
-        raise DataError(f"is {type(frame).__name__}, not a pandas DataFrame", title, "give a DataFrame")
+        raise DataError(f"has the type {type(frame).__name__}", title, "give a pandas DataFrame")
     names = tuple(map(str, frame.columns))
 
     def rows() -> Iterator[Row]:

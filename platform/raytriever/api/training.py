@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from raytriever.data.data_settings import DataConfig
     from raytriever.models.model_settings import ModelConfig
 
-# Largest default of `negatives_per_query`: the number that `raytriever mine` recommends for `train`.
+# Default of `negatives_per_query` if at least that many were mined: the number that `raytriever mine` recommends.
 MOST_SAMPLED = 5
 
 
@@ -45,7 +45,7 @@ class HardNegatives:
     """Table of hard negatives, made by `mine_hard_negatives`.
 
     Attributes:
-        path: its directory of Parquet files, which `raytriever train --negatives-table` also reads.
+        path: directory of the table's Parquet files, which `raytriever train --negatives-table` also reads.
         settings: the settings of the mining.
 
     Examples:
@@ -122,8 +122,8 @@ def mine_hard_negatives(
         drop_answers: whether candidates that hold an answer of the query are removed.
         judge: directory or hub name of a cross-encoder whose scores the margins use.
         split: the split whose queries get negatives.
-        precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the one passed to `load_model`, or the
-            faster of `fp32` and `bf16`.
+        precision: precision of encoding, `fp32`, `bf16` or `int8`; by default the precision passed to `load_model`, or
+            the faster of `fp32` and `bf16`.
         seed: seed of the random numbers.
         output: directory to write; by default a directory of the cache, so that the same call reuses it.
 
@@ -221,7 +221,7 @@ def train(
         learning_rate: AdamW's highest learning rate.
         temperature: divisor of the scores in the loss.
         num_workers: number of training processes; `"1:4"` adapts it to the size of the cluster.
-        seed: seed of the data order, the random numbers and dropout.
+        seed: seed of the order of the data, of dropout and of all other random numbers.
         output: the run directory; by default `runs/RUN-NAME`.
         run_name: the run's name at the tracker; by default it is made from the data set, model, loss, seed and the
             settings passed.
@@ -292,8 +292,8 @@ def _sampled(hard_negatives: HardNegatives | str | os.PathLike[str], settings: d
 def _cached_negatives(
     data: DataConfig, name: str | None, model: ModelConfig | None, judge: str, decides: list[Any]
 ) -> Path:
-    """Return the cache path of a table. Its name is a digest of all settings that decide its content: the encoder, if a
-    method uses one, the judge, and the others in `decides`. The data set has the name of its files by default."""
+    """Return the cache path of a table. It contains a digest of all that decides the table: data, encoder (if a method
+    uses one), judge, and the settings in `decides`. `name` replaces the name of the data set in the path."""
     from raytriever.data.prepare.open_dataset import open_all_splits
     from raytriever.data.prepare.prepare_dataset import in_processes
     from raytriever.models.resolve_model import resolve_model

@@ -39,12 +39,12 @@ class Parser(argparse.ArgumentParser):
     Args:
         prog: the command, without `raytriever`.
         common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
-        free_text: the name of an argument that holds a question. It is not checked for secrets: nothing stores it.
+        free_text: the name of an argument that holds a question. It may contain secrets, because nothing stores it.
     """
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
         self._common, self._free_text = common, free_text
-        self.of_files: dict[str, str] = {}  # settings without a flag -> how to write them in a configuration file
+        self.of_files: dict[str, str] = {}  # for each setting without a flag, its form in a configuration file
         super().__init__(
             prog=f"raytriever {prog}", description=description, allow_abbrev=False, formatter_class=_Formatter
         )
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, help="show all flags and exit")
 
     def error(self, message: str) -> NoReturn:
-        """Raise `ConfigError` with the message of argparse, in the words of our other messages."""
+        """Raise `ConfigError` with the message of argparse, worded like our other messages."""
         message = message.removesuffix(", ...").replace("the following arguments are required", "missing")
         message = re.sub(r"^argument (\S+): expected .*argument$", r"\1: has no value", message)
         raise ConfigError(message, remedy=f"see `{self.prog} --help`")
@@ -163,7 +163,7 @@ def _invocation(action: argparse.Action) -> str:
 
 
 def _brief(action: argparse.Action) -> argparse.Action:
-    """Return the same flag without the list of its values, so that its help fits on one line."""
+    """Return the flag without the list of its values, so that the flag's help fits on one line."""
     brief = copy(action)
     brief.help = (action.help or "").partition(_CHOICES)[0]
     return brief
@@ -209,12 +209,12 @@ def add_settings(parser: Parser, kind: type, title: str, names: Collection[str])
 
 
 class Argument:
-    """Flag or positional argument of a command, unless it is a setting.
+    """Flag or positional argument of a command that is not a setting.
 
     Args:
         name: Flag, such as `--split`, or name of an argument without dashes.
         reads: Kind of path, or function that converts the text. A path must exist if its kind says so.
-        settings: Further arguments of argparse's `add_argument`.
+        settings: Other arguments of argparse's `add_argument`.
     """
 
     def __init__(
@@ -255,12 +255,12 @@ def number(flag: str, kind: type, lowest: float, highest: float, remedy: str) ->
 
 
 def quote_command(*words: object) -> str:
-    """Return words as a shell command, with white space, `;` and `$` quoted."""
+    """Return words as one shell command; words with white space, `;` or `$` are quoted."""
     return shlex.join(map(str, words))
 
 
 def program_path(name: str) -> str:
-    """Return the word that calls a program of this environment: its name if the shell finds it, else its path."""
+    """Return the command of a program in this environment: its name if the shell finds the name, else its path."""
     own = Path(sys.executable).with_name(name)
     in_shell = shutil.which(name)
     if in_shell is not None and Path(in_shell).absolute() == own.absolute():
@@ -288,7 +288,7 @@ def _choose_experiment(name: str) -> str:
 TRACKERS = (
     Argument(
         "--tracker",
-        f"where the run is logged: {', '.join(TITLES)}, several of them, or {NONE} (default: mlflow)",
+        f"one or more trackers that log the run: {', '.join(TITLES)}; or {NONE} (default: mlflow)",
         read_trackers,
         dest="trackers",
         default=DEFAULT_TRACKERS,
@@ -296,7 +296,7 @@ TRACKERS = (
     ),
     Argument(
         "--experiment",
-        "experiment of MLflow that the run belongs to (default: MLFLOW_EXPERIMENT_NAME, or raytriever)",
+        "MLflow experiment to which the run belongs (default: MLFLOW_EXPERIMENT_NAME, or raytriever)",
         _choose_experiment,
         default=argparse.SUPPRESS,
         metavar="NAME",
@@ -318,7 +318,7 @@ def lock_output(output: Path, wait: bool) -> None:
 
 
 def number_type(kind: type, where: str) -> Callable[[str], Any]:
-    """Return the argparse `type` of a number or a text. It raises `ConfigError` if the value cannot be converted."""
+    """Return a reader of numbers or texts for argparse. It raises `ConfigError` if the value cannot be converted."""
     words = {int: "a whole number", float: "a number", str: "text"}
 
     def convert(text: str) -> Any:

@@ -24,7 +24,7 @@ class SettingsGroup:
     """Group of settings of a command.
 
     Args:
-        name: Attribute of `Given` that holds them.
+        name: Attribute of `Given` that holds the settings.
         title: Title of their flags in `--help`.
         only: Names of the settings that the command has; by default all that have a flag. The others keep their
             defaults.
@@ -43,7 +43,7 @@ class SettingsGroup:
 
 @dataclass(frozen=True)
 class Command:
-    """Command of raytriever."""
+    """Command of raytriever: its function, its flags and its settings."""
 
     # Function that does the work and yields the lines to print. Heavy imports belong inside it.
     run: Callable[[Given], Iterable[str]]
@@ -53,11 +53,11 @@ class Command:
     # Function that reads a command line and returns checked settings, by attribute of `Given`. By default the flags of
     # each group override the defaults of its settings.
     read: Callable[[argparse.Namespace], Mapping[str, Any]] | None = None
-    # Conditions under which an argument or setting has an effect, by its name; see `Need`.
+    # Conditions under which arguments or settings have an effect, by name of the argument or setting; see `Need`.
     needs: Mapping[str, Sequence[Need]] = field(default_factory=dict)
     # Function that raises `ConfigError` for settings that contradict each other.
     check: Callable[[Given], None] | None = None
-    # Help of `--output`, the directory that the command writes and locks; empty for a command without one.
+    # Help of `--output`, the directory that the command writes and locks; empty for a command without output.
     output: str = ""
     # Function that returns the default of `--output`; None if the flag is required.
     default_output: Callable[[Given], Path] | None = None

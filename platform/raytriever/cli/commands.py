@@ -19,7 +19,7 @@ class Row(NamedTuple):
 
     @property
     def command(self) -> Command:
-        """The command."""
+        """The command of the row. Reading this property imports the command."""
         module, _, name = self.location.partition(":")
         command: Command = getattr(import_module(module), name)
         return command

@@ -94,7 +94,7 @@ EVALUATE = Command(
         ),
         Argument(
             "--datasets",
-            "data sets, as for --dataset of other commands; a folder of data sets is one row: the mean over them",
+            "data sets, as for --dataset of other commands; for a folder of data sets, the mean over them is evaluated",
             DATASET,
             nargs="+",
         ),
@@ -104,16 +104,16 @@ EVALUATE = Command(
         Argument(
             "--calibrate",
             "choose thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the answers "
-            "shown), wrong-answers=0.05 or missed=0.1 (expected fraction of later queries, at most), answered=0.8 (of "
-            "the queries), f1 (of both), kept=0.95 (expected fraction of the relevant passages that are kept), "
+            "shown), wrong-answers=0.05 or missed=0.1 (at most this expected fraction of new queries), answered=0.8 "
+            "(of the queries), f1 (of both), kept=0.95 (expected fraction of the relevant passages that are kept), "
             "precision=0.9 or recall=0.8 (of pairs)",
             metavar="TARGET",
             nargs="+",
         ),
         Argument(
             "--unanswerable",
-            "make queries without an answer, which thresholds take into account: removed (half of the queries lose "
-            "their answers; removed=0.2: a fifth), or data sets of other domains; their fractions are evaluated",
+            "add queries without an answer, which thresholds take into account: removed (half of the queries lose "
+            "their answers; with removed=0.2, a fifth), or data sets on other topics (their queries are added)",
             UNANSWERABLE,
             metavar="KIND",
             nargs="+",

@@ -25,7 +25,7 @@ from raytriever.core.progress import activity
 from raytriever.core.store.lock import released_at_end
 from raytriever.core.terminal import STREAM, one_line, open_missing_streams, show, warn
 
-LONGEST_ERROR = 1500  # characters
+LONGEST_ERROR = 1500  # maximum number of characters of an error line
 
 
 def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def run(name: str | None = None, words: Sequence[str] | None = None) -> int:
 
 
 class _Work:
-    """Progress line of a command that prints nothing. It says whether the command is loading packages or working."""
+    """Progress line while a command prints nothing. It says whether the command is loading packages or working."""
 
     def __init__(self, name: str) -> None:
         self._name, self._loaded = name, 0
@@ -96,7 +96,7 @@ def _exit_code(error: BaseException, debug: bool) -> int:
     elif isinstance(error, FileNotFoundError) and error.filename is not None:
         line = f"{error.filename}: no such file or folder; give a path that exists, and keep it until the command ends"
     elif isinstance(error, RuntimeError) and not debug and (reason := lost_gpu(error)):
-        remedy = "look at nvidia-smi and the log of the kernel, then run the same command again: it continues"
+        remedy = "check nvidia-smi and the log of the kernel, then run the same command again: it continues"
         line = f"the GPU failed ({reason}); {remedy}"
     else:
         raise error

@@ -50,7 +50,7 @@ def search(given: Given) -> Iterator[str]:
 
 _CALIBRATION = Argument(
     "--calibration",
-    "calibration.json of this model and data set (default: that of the directory of an encoder)",
+    "calibration.json of this model and data set (default: the one in the encoder's directory)",
     PATH,
     metavar="FILE",
 )
@@ -76,8 +76,8 @@ SEARCH = Command(
         _TOP,
         Argument(
             "--threshold",
-            "lowest score of a passage to print; kept: that of the passages to keep, by calibration.json (default: "
-            "all; a line says if the best one is below the threshold of calibration.json)",
+            "lowest score of a printed passage; kept: the threshold for the target kept in calibration.json (default: "
+            "print all; a line says if the best passage is below the answer threshold of calibration.json)",
             _threshold,
             metavar="SCORE",
         ),
@@ -136,7 +136,7 @@ def index(given: Given) -> Iterator[str]:
     )
     action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
     yield (
-        f"{given.approximate.index} over {len(embeddings):,} passages of dimension {embeddings.shape[1]}, {action}; "
+        f"{given.approximate.index} over {len(embeddings):,} passages, dimension {embeddings.shape[1]}, {action}; "
         f"{size / 1e6:,.1f} MB, and {embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
     if given.split:

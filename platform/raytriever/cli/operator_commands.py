@@ -175,7 +175,7 @@ CACHE = Command(
         ),
         Argument(
             "--max-age",
-            "prune: time since the last use, such as 12h or 30d; entries that are older are removed",
+            "prune: time since the last use, such as 12h or 30d; entries unused for longer are removed",
             read_age,
             metavar="AGE",
         ),

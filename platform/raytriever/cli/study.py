@@ -62,11 +62,11 @@ STUDY = Command(
         ),
         Argument(
             "--trial-gpus",
-            "GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
+            "GPUs of each training; a fraction if several trainings share a GPU (default: 1 if there is a GPU)",
             number("--trial-gpus", float, math.ulp(0.0), 1, "give a number above 0 and up to 1"),
             metavar="N",
         ),
-        Argument("--run-name", "name of the study, for trackers (default: study-NAME, by its file)"),
+        Argument("--run-name", "name of the study, for trackers (default: study-NAME, with the NAME of its file)"),
         *TRACKERS,
     ],
 )

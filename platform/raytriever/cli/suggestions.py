@@ -1,4 +1,4 @@
-"""Suggestions for unknown flags and commands: those of other programs, those of earlier versions, and mistyped ones.
+"""Suggestions for unknown flags and commands: names of other programs or of earlier versions, and mistyped names.
 
 One table serves all commands. A suggestion appears only if the command has every flag that it names."""
 
@@ -32,10 +32,10 @@ _ADVICE = {
         "give the whole batch as --batch-size and what fits into memory as --grad-cache-chunk: accumulated "
         "small batches would lose each other's negatives"
     ): "gradient-accumulation-steps mini-batch-size",
-    "give --batch-size, which counts the queries of a step over all workers": "per-device-train-batch-size",
+    "give --batch-size, the number of queries of a step on all workers together": "per-device-train-batch-size",
     "give --query-length and --passage-length, in tokens": "max-seq-length max-length",
     "give --precision bf16": "fp16 bf16",
-    "leave it out: a GPU is used if there is one; CUDA_VISIBLE_DEVICES chooses among several": "device",
+    "leave it out: a GPU is used if there is one; CUDA_VISIBLE_DEVICES chooses one of several GPUs": "device",
 }
 # Our command -> its names in other programs.
 _COMMANDS = {
@@ -79,7 +79,7 @@ def removed(word: str) -> str | None:
 
 
 def suggest_for_flag(flag: str, known: Collection[str]) -> str:
-    """Return a suggestion for an unknown flag, with underscores or dashes."""
+    """Return a suggestion for an unknown flag, which may have underscores instead of dashes."""
     dashed = flag.replace("_", "-").lower()
     if dashed in known:
         return f"did you mean {dashed!r}?"

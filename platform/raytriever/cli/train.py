@@ -72,7 +72,7 @@ def read_quickstart(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def resolve_settings(arguments: argparse.Namespace, may_have_stages: bool = True) -> Config:
-    """Return the settings of a run. Layers override in order: defaults, recipe, file, flags, stages of the file."""
+    """Return the settings of a run from layers; later layers override: defaults, recipe, file, flags, stages."""
     flags, base = _flags(arguments), _base(arguments)
     if not arguments.config:
         return from_dict({}, "train", base, flags)
@@ -150,7 +150,7 @@ def run_arguments(what: str, name: str, file: str) -> list[Argument]:
 
 
 def default_output(given: Given) -> Path:
-    """Return the default directory of a run or sweep, which has the name of the run or sweep."""
+    """Return the default directory of a run or sweep: `RUN-NAME` in the folder of runs."""
     return runs_folder() / given.name
 
 
@@ -162,8 +162,8 @@ TRAIN = Command(
     default_output=default_output,
     writes=lambda given: not given.dry_run,
     arguments=[
-        *run_arguments("run", "data, model, loss, seed", "; flags override them, `stages:` override flags"),
-        Argument("--dry-run", "only print the memory that training needs and the chunk that fits", action="store_true"),
+        *run_arguments("run", "data, model, loss, seed", "; flags override them, its `stages:` override flags"),
+        Argument("--dry-run", "only print the memory of training and the chunk size that fits", action="store_true"),
     ],
     settings=RUN_SETTINGS,
 )

@@ -3,9 +3,9 @@
 1. Only shard numbers, queries and result keys are sent. Actors read tokens and embeddings from disk and commit
    embeddings to disk. So the object store stays nearly empty for a corpus of any size.
 2. Ray Data scales the encoding actors between a minimum and a maximum. If an actor or node dies, another actor gets its
-   shard. Committed shards are not repeated. An uncommitted one starts again with the same batches, so its bytes do not
-   depend on failures. Ray would retry a shard that kills its actors forever, so the shard encoder counts attempts.
-3. Each search actor has some shards, copied to its GPU once if they fit. It returns its k best documents as keys of
+   shard. Committed shards are not repeated. An uncommitted shard is encoded again with the same batches, so its bytes
+   do not depend on failures. A shard may kill its actors, and Ray would retry forever, so attempts are counted.
+3. Each search actor has some shards, which stay on its GPU if they fit. It returns its k best documents as keys of
    eight bytes. Queries are sent in batches whose result takes `RESULT_BYTES` for each actor, two batches at a time. A
    result is merged as soon as it arrives. The final result has the same bytes as that of `exact_search`.
 4. If a search actor dies, Ray restarts it on any node with free resources, and repeats its calls."""
@@ -49,7 +49,7 @@ RESULT_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2
 RESTARTS = 3  # maximum number of restarts of a search actor
 START_SECONDS = 600.0  # time in which the first search actor must start; enough for a cluster that grows on demand
-GRACE_SECONDS = 30.0  # further time in which the other search actors must start
+GRACE_SECONDS = 30.0  # additional time in which the other search actors must start
 NICENESS = 10  # nice value of processes that reserve no CPUs, so that training on the same cores has priority
 
 
@@ -67,15 +67,15 @@ class ActorPool:
 
     @property
     def fits(self) -> int:
-        """Number of such actors for which the cluster has resources."""
+        """Number of actors of this pool for which the cluster has resources."""
         resources = ray.cluster_resources()
         return int(resources.get("GPU", 0) / self.gpus if self.gpus else resources.get("CPU", 1) / self.cpus)
 
     def check(self, actors: int, kind: str, where: str | None) -> None:
         """Raise `ConfigError` if the actors do not fit on this machine. A cluster at `RAY_ADDRESS` may grow."""
         if self.cpus and actors > (fits := self.fits) and not os.environ.get("RAY_ADDRESS"):
-            size = f"{self.gpus:g} GPUs" if self.gpus else f"{self.cpus} CPUs"
-            raise ConfigError(f"{actors} {kind} with {size} each do not fit", where, f"use at most {fits}")
+            size = f"{self.gpus:g} GPUs each" if self.gpus else f"{self.cpus} CPUs each"
+            raise ConfigError(f"{actors} {kind} with {size} do not fit on this host", where, f"use at most {fits}")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -124,9 +124,9 @@ class ActorPool:
         """Search with `most` actors. The results are those of `exact_search.search_store`.
 
         Raises:
-            ModelError: the shapes of the store, the queries and the ties differ, or an embedding is not finite.
-            ConfigError: k is below 1, the actors do not fit on this machine, none starts, or one dies more than
-                `RESTARTS` times.
+            ModelError: the shapes of the store, the queries and the ties differ, or an embedding has NaN or infinity.
+            ConfigError: k is below 1, the actors do not fit on this machine, no actor starts, or an actor dies more
+                than `RESTARTS` times.
         """
         order = TieOrder.of(ties)
         return order.read(PooledCorpus(self, store, order).keys(queries, k))
@@ -156,13 +156,13 @@ class PooledCorpus:
                     raise keys
                 best[rows] = merge_keys([best[rows], keys], k)
         except RayActorError as error:
-            remedy = "its shards or queries may exceed its memory: give more actors, or fewer queries at a time"
+            remedy = "shards or queries may exceed the actor's memory: give more actors, or fewer queries at a time"
             raise ConfigError(f"a search actor died {RESTARTS + 1} times", str(store.path), remedy) from error
         return best
 
     @cached_property
     def _actors(self) -> list[Any]:
-        """Actors that have started. An actor gets the same shards in every call, so it keeps them on its GPU."""
+        """Actors that have started. An actor gets the same shards in every call, so the shards stay on its GPU."""
         self.pool.check(self.pool.most, "search actors", None)
         remote = ray.remote(**self.pool.options, max_restarts=RESTARTS, max_task_retries=RESTARTS)(PoolActor)
         count = max(1, min(self.pool.most, self.store.plan.shards))
@@ -170,7 +170,7 @@ class PooledCorpus:
 
 
 def _started(actors: list[Any]) -> list[Any]:
-    """Wait for actors to start, and return those that have started in time. The others may lack resources."""
+    """Wait for actors to start, and return those that have started in time. The other actors may lack resources."""
     starting = {actor.ready.remote(): actor for actor in actors}
     started, others = ray.wait([*starting], timeout=START_SECONDS)
     if not started:

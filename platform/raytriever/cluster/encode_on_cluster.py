@@ -60,7 +60,7 @@ def run_encoding(
         )
         log_prompts(retriever, opened.name, log)
         side: Side = "query" if config.side == "query" else "passage"
-        # The number of tokens per batch changes the last bits of embeddings, so the plan of the store contains it.
+        # The number of tokens per batch changes the last bits of embeddings, so the store's plan has this number.
         tokens = config.batch_tokens or retriever.token_budget("cuda" if on_gpus else "cpu")
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
         writer = StoreWriter(output.absolute(), plan)
@@ -75,7 +75,7 @@ def run_encoding(
 
 
 def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
-    """Return a Ray session if actors are requested, if there are several GPUs or a cluster; else an empty context."""
+    """Return a Ray session for requested actors, several GPUs or a cluster; else return an empty context."""
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         for name in ("actor_gpus", "actor_cpus"):

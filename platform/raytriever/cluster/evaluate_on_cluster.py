@@ -34,8 +34,8 @@ def evaluate_in_session(
 ) -> Evaluated:
     """Run an evaluation in this process, or by the actors that `config` requests, with the same results.
 
-    Embeddings are stored in the cache, which every node must see under the same path. `run` is `run_evaluation` or
-    `run_mteb`, with the job already passed. Without trackers, the evaluation is not tracked."""
+    Embeddings are stored in the cache, which every node must see under the same path. `run` is a partial function
+    of `run_evaluation` or `run_mteb` that has the job. Without trackers, the evaluation is not tracked."""
     check_trackers(trackers)
 
     def tracker() -> Tracker:
@@ -61,11 +61,11 @@ def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
 def evaluate_once(job: EvaluationJob, output: Path, log: Callable[[str], None], gpus: float = 1.0) -> Results:
     """Run an evaluation, unless an earlier call has written `output`, and return its results.
 
-    It runs in a Ray task with a GPU if there is one, else in this process. The cluster must see the data sets, the
-    models and `output` under the same paths.
+    It runs in a Ray task with a GPU if the cluster has one, else in this process. The cluster must see the data sets,
+    the models and `output` under the same paths.
 
     Args:
-        gpus: GPUs of the task; a fraction if several share one.
+        gpus: GPUs of the task; a fraction if several tasks share a GPU.
     """
     if (output / RESULTS).is_file():
         return Results.read(output, f"remove {output}, then run the same command again")

@@ -31,7 +31,7 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class ValidationEvent:
-    """Retrieval metrics of a step's checkpoint on dev data. Events of later steps may arrive earlier."""
+    """Retrieval metrics of a step's checkpoint on dev data. The event of a later step may arrive first."""
 
     step: int
     metrics: Mapping[str, float]
@@ -51,14 +51,14 @@ class LostWorker(LogMessage):
 
 @dataclass(frozen=True)
 class StatusMessage:
-    """Activity of the first worker before its next step, such as `loading the encoder`. Shown if it takes long."""
+    """Activity of the first worker before its next step, such as `loading the encoder`; shown if it takes long."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CheckpointEvent:
-    """The checkpoint of a step is written. It is committed once the driver has stored all earlier events."""
+    """The checkpoint of a step is written. It is committed as soon as the driver has stored all earlier events."""
 
     step: int
 
@@ -74,7 +74,7 @@ class GroupWanted:
 
 @dataclass(frozen=True)
 class GroupStarted:
-    """All workers of a group have started. `hosts` has their hosts by rank."""
+    """All workers of a group have started. `hosts` lists the host of each worker by rank."""
 
     hosts: tuple[str, ...]
 
@@ -117,7 +117,7 @@ class RestartPolicy:
         self.last_step = max(self.last_step, step)
 
     def record_failure(self, reason: str) -> None:
-        """Record that a group failed. Several failures of the same group are one failure."""
+        """Record that a group failed. Several failures of the same group count as one."""
         self._has_failed, self.reason = True, reason
 
     def may_start(self) -> bool:
@@ -142,7 +142,7 @@ class EventQueueActor:
         self._controller: Any = None
 
     async def send(self, event: Any, before: Any = None) -> int:
-        """Append an event and return its number, from 1. Raise `RuntimeError` if the driver has closed the queue.
+        """Append an event and return its number, 1 or more. Raise `RuntimeError` if the driver has closed the queue.
 
         `before` is the reference that the sender's previous call has returned. Ray waits for its value; otherwise an
         actor with coroutines may run the calls in another order."""
@@ -226,12 +226,12 @@ class RayEventQueue:
 
     def send(self, event: Any) -> Any:
         """Send an event without waiting. Return a reference to its number."""
-        with self._lock:  # several threads send
+        with self._lock:  # several threads send events
             self._last = self.actor.send.remote(event, self._last)
             return self._last
 
     def flush(self, event: Any) -> None:
-        """Send an event, and wait until the driver has handled it and all earlier events. Raise if that fails."""
+        """Send an event. Wait until the driver has handled this event and all earlier ones, or raise an error."""
         ray.get(self.actor.wait_for.remote(self.send(event)))
 
     def may_start(self) -> bool:
@@ -248,7 +248,7 @@ class RayEventQueue:
 
 
 class InlineEventQueue:
-    """Event queue for a single worker in the driver's process, which never restarts; see `RayEventQueue`."""
+    """Event queue for a single worker in the driver's process. Such a worker never restarts. See `RayEventQueue`."""
 
     def __init__(self, on_event: Callable[[Any], None]) -> None:
         self._on_event, self._last_step = on_event, 0
@@ -286,7 +286,7 @@ class OpenQueue:
 
 @contextmanager
 def open_event_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
-    """Open a queue. A thread of the driver handles its events in order, and all of them before the block ends.
+    """Open a queue. A thread of the driver handles its events in order. All are handled when the block ends.
 
     The end of the block raises the error that `on_event` has raised, or a `UserError` if the actor was killed."""
     # The actor runs on the driver's node, so that the loss of any other node does not end the run.

@@ -64,7 +64,7 @@ class Gauges:
                 self._thread.start()
 
     def refresh(self) -> bool:
-        """Set all gauges to their newest values again. Return False if there is no Ray session."""
+        """Set every gauge to its newest value again. Return False if there is no Ray session."""
         with self._lock:
             if not ray.is_initialized():
                 self._values.clear()  # another session creates its own gauges
@@ -92,7 +92,7 @@ class RunGauges(Gauges):
 
     @contextmanager
     def training(self, total_steps: int, refresh_every: int | None) -> Iterator[None]:
-        """Export the limits of a training during the block, and how it ended."""
+        """Export the limits of a training during the block, and its status as gauges `training` and `not_finite`."""
         self.set("total_steps", total_steps, "number of the step after which training ends at the latest")
         self.set("checkpoint_interval_seconds", 60 * CHECKPOINT_MINUTES, "longest time between checkpoints")
         if refresh_every is not None:

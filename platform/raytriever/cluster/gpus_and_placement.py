@@ -15,8 +15,8 @@ from raytriever.cluster.ray_private import expected_gpus, free_resources, is_wor
 from raytriever.core.errors import ConfigError, setting
 
 # Placement of actors that need no CPU but should run on different nodes. Ray sends an actor that needs no resource to a
-# random node, without regard to the others. So half of all pairs of actors on two nodes would share a node. A byte of
-# memory is enough as a resource.
+# random node, without regard to the others. So half of all pairs of actors on two nodes would share a node. Reserving
+# one byte of memory is enough.
 SPREAD: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
 
 
@@ -37,7 +37,7 @@ def worker_resources(use_gpu: bool, gpus: float) -> dict[str, float] | None:
 
 
 def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:
-    """Return the resources of a trial's own process. It needs none if its workers reserve their own."""
+    """Return the resources of a trial's own process: no CPU or GPU if several workers reserve their own."""
     if workers > 1:
         return {"node:__internal_head__": 0.001}
     return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
@@ -46,8 +46,8 @@ def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:
 def hide_unreserved_gpus() -> None:
     """Hide all GPUs from this actor or task unless it has reserved some. In a driver, do nothing.
 
-    Ray sets CUDA_VISIBLE_DEVICES only for reserved GPUs. Without it, a process would use the first GPU of its node, on
-    which another process may train. CUDA reads the variable once, so call this before anything that uses CUDA."""
+    Ray sets CUDA_VISIBLE_DEVICES only for reserved GPUs. Without this call, a process would use the node's first GPU,
+    on which another process may train. CUDA reads the variable only once, so call this before anything uses CUDA."""
     if is_worker() and not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -73,8 +73,8 @@ def gpus_each(name: str, given: float | None, default: float | None = None) -> f
 
 
 def count_slots(workers: int, gpus: float) -> int:
-    """Return how many trials can run at a time on the cluster, with nodes that it could add; at least 1."""
-    # A worker's fraction must come from one GPU: unused fractions of two GPUs cannot be combined for a third worker.
+    """Return how many trials can run at a time on the cluster, including nodes that it could add; at least 1."""
+    # A worker's fraction must come from a single GPU: unused fractions of two GPUs cannot be combined for one worker.
     free = count_gpus() * int(1 / gpus + 1e-6) if gpus else ray.cluster_resources().get("CPU", 0)
     return max(1, int(free / workers))
 

@@ -41,13 +41,13 @@ from raytriever.models.prompts import SIDES, Prompts, check_length
 from raytriever.models.resolve_model import read_files
 from raytriever.models.tokenization import Template, content_tokenizer_json, load_tokenizer
 
-# CPUs of a task. A reader only unpacks, so it reserves little, and every core still has a writer. Because the numbers
-# differ, Ray Data does not fuse a reader and a writer into one task.
+# CPUs that a task reserves. A reader only decompresses and needs little, so every core still has a writer. Because the
+# numbers differ, Ray Data does not fuse a reader and a writer into one task.
 _READER_CPUS, _WRITER_CPUS = 0.05, 0.95
-# Input size in bytes from which Ray is used. A session and its first data set take about 15 s to start. In this time,
-# two cores prepare 40 MB of gzipped JSON.
+# Inputs of at least this many bytes are read with Ray. A session and its first data set need about 15 s to start. In
+# this time, two cores prepare 40 MB of gzipped JSON.
 RAY_FROM = 64 << 20
-# Name of an empty file in the folder of the shards that stops the readers, because an input is broken.
+# Name of an empty file in the folder of the shards. It stops the readers after an error in an input.
 _STOPPED = "stopped"
 _ERRORS = {error.__name__: error for error in (DataError, ModelError, StorageError)}
 
@@ -77,12 +77,12 @@ def choose_runner(num_workers: int) -> Runner:
 
 
 def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSummary]:
-    """Write the shards of a data set in Ray tasks, and yield the summary of each shard when it is done.
+    """Write the shards of a data set in Ray tasks, and yield the summary of each shard when the shard is written.
 
     This is a `Runner` for preparations, and needs a Ray session."""
     size = block_bytes(total_bytes)
-    # Each row is a separate block of Ray Data; otherwise one task would get many blocks. By default, Ray Data reserves
-    # half of the CPUs, in equal parts for readers and writers. Then one of two cores would have no writer.
+    # A row, one block of a file, is also one block of Ray Data; otherwise a task would get many rows. By default, Ray
+    # Data reserves half of the CPUs, equally for readers and writers: one of two cores would have no writer.
     with quiet_data_context(target_max_block_size=size // 2, op_resource_reservation_ratio=0.0):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
@@ -139,7 +139,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writer of a block as a shard; it returns a summary. User errors are values, as Ray would retry exceptions."""
+    """Writer of a block as a shard. It returns a summary, or a user error as a value: Ray would retry exceptions."""
 
     writer: ShardWriter
 

@@ -1,8 +1,8 @@
 """Numba cache of submitted jobs. Its keys are paths within the package, not the folder of the upload.
 
 numba stores compiled functions next to the source, or in a folder named after the source's folder. Every changed upload
-is unpacked into a new folder, so each would compile everything again (about 30 s). One cache for all uploads is safe,
-because numba checks whether a source has changed."""
+is unpacked into a new folder, so each upload would compile everything again (about 30 s). One cache for all uploads is
+safe, because numba checks whether a source has changed."""
 
 from __future__ import annotations
 

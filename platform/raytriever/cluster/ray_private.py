@@ -14,7 +14,7 @@ def head_address() -> str:
 
 
 def expected_gpus() -> float:
-    """Return the maximum number of GPUs of the connected cluster, as its autoscaler reports it; 0 without one.
+    """Return the maximum number of GPUs of the connected cluster, as its autoscaler reports it; 0 without autoscaler.
 
     Ray Train reads the same value."""
     from ray._private import state
@@ -40,7 +40,7 @@ def is_worker() -> bool:
 def kill_at_shutdown() -> None:
     """Let `ray.shutdown` kill the processes of this session at once.
 
-    They block SIGTERM (`signals_blocked`), so Ray would wait a second for each of them."""
+    The processes block SIGTERM (`signals_blocked`), so Ray would wait a second for each of them."""
     from ray._private import worker
 
     node = worker._global_node
@@ -49,7 +49,7 @@ def kill_at_shutdown() -> None:
 
 
 def forbid_auto_connect() -> None:
-    """Prevent calls of Ray from starting a session in this process if there is none."""
+    """If this process has no Ray session, prevent functions of Ray from starting one."""
     from ray._private import auto_init_hook
 
     auto_init_hook.enable_auto_connect = False

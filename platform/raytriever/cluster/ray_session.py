@@ -35,17 +35,17 @@ from raytriever.core.terminal import warn
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0  # time in which a cluster must accept a connection
 POLL_SECONDS = 0.2  # interval of checks for an interruption
-# Messages of Ray if its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
+# Messages of Ray if its own processes do not start in time. Ray raises plain `Exception` and `RuntimeError`.
 START_TIMEOUTS = ("timed out during startup", "Failed to start GCS", "Timed out")
-VERSION_MISMATCH = "Version mismatch"  # in Ray's `RuntimeError`
+VERSION_MISMATCH = "Version mismatch"  # part of the text of Ray's `RuntimeError`
 
 
 @contextmanager
 def ray_session(num_workers: int) -> Iterator[None]:
     """Connect to Ray for the block. An existing session is used, and stays open. Raise `ConfigError` if no cluster
-    answers at `RAY_ADDRESS`, it refuses the token, or Ray does not start here.
+    answers at `RAY_ADDRESS`, the cluster refuses the token, or Ray does not start on this machine.
 
-    A local cluster gets logical CPUs for the `num_workers` training processes and for their coordinators: Ray
+    A local cluster gets logical CPUs for the `num_workers` training processes and for their coordinators. Ray
     would wait without a message if a CPU were missing."""
     if ray.is_initialized():
         yield
@@ -62,7 +62,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
         else:
             _restrict_token_file()
             cpus = max(usable_cores(), num_workers + 2)
-            # By default, Ray's workers have the lowest priority: on a busy machine a step took 154 s instead of 6.
+            # By default, Ray's workers have the lowest priority: on a busy machine a step took 154 s instead of 6 s.
             os.environ.setdefault("RAY_worker_niceness", "0")
             # `local` never joins another cluster that is recorded on this machine.
             with activity("starting Ray"), signals_blocked(), safe_imports():
@@ -103,7 +103,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
 class _JobConfig(JobConfig):
     """Ray job whose workers do not import files from the folder in which the driver starts.
 
-    Leaving the folder during `ray.init` is no alternative: other threads of the driver, such as those of trackers, use
+    The driver cannot leave the folder during `ray.init`, because its other threads, such as those of trackers, use
     relative paths. Workers that need the folder enter it by `DriverContext`."""
 
     _py_driver_sys_path: list[str]  # `ray.init` adds the folder to this list
@@ -184,7 +184,7 @@ def check_cluster() -> None:
 
 
 def _no_answer(address: str, reason: str = "") -> ConfigError:
-    remedy = "start it with `ray start --head`; if it requires a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS"
+    remedy = "start a cluster (`ray start --head`), or unset RAY_ADDRESS; for a token, set RAY_AUTH_MODE=token"
     return ConfigError("no Ray cluster answers" + (f" ({reason})" if reason else ""), f"RAY_ADDRESS={address}", remedy)
 
 
@@ -194,12 +194,12 @@ def _start(start: Callable[[], object]) -> None:
         try:
             start()
             return
-        except Exception as error:  # Ray has no exception class for it
+        except Exception as error:  # Ray has no exception class for this failure
             if not any(words in str(error) for words in START_TIMEOUTS):
                 raise
             ray.shutdown()
             if is_last:
-                remedy = f"read its logs in {_own_logs()}; free memory and processors, or set RAY_ADDRESS"
+                remedy = f"read its logs in {_own_logs()}, free memory and cores, or set RAY_ADDRESS to a cluster"
                 raise ConfigError("did not start in two attempts", "Ray", remedy) from error
             warn("Ray did not start in time; trying once more")
 
@@ -237,8 +237,8 @@ class DriverContext:
 def _runtime_env() -> dict[str, Any] | None:
     """Return the environment in which workers of a joined cluster run the code of this process.
 
-    Return None if the code is installed: for a job with an environment, Ray does not use its idle workers. Variables
-    that the submission of the job sets are left out, because Ray refuses a variable that is set twice."""
+    Return None if the code is installed, because Ray does not use its idle workers for a job with an environment.
+    Variables that the submitted job sets already are left out, because Ray refuses a variable that is set twice."""
     code = str(Path(__file__).parents[2])
     if code not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         return None

@@ -20,7 +20,7 @@ HOME = "RAYTRIEVER_HOME"
 UPLOADS = "working_dir_files"  # the folder into which Ray unpacks uploads
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the process of a submitted job
 OUTPUT = flag_of("output")
-LARGE_UPLOAD = 50_000_000  # bytes
+LARGE_UPLOAD = 50_000_000  # bytes; above this size, the largest files of the upload are logged
 # Environment variables of numba: folder of its cache, and classes that locate files in it.
 NUMBA_CACHE, NUMBA_LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 

@@ -1,1 +1,1 @@
-"""Core: errors, settings, terminal, processes, checked readers and storage. It imports no other room."""
+"""Core: errors, settings, terminal, processes, checked readers and storage. It imports no other subpackage."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-# CUDA's messages about a GPU that failed. Other CUDA errors, such as an illegal address, are bugs of a program.
+# CUDA's messages about a GPU that failed. Other CUDA errors, such as an illegal address, are bugs in a program.
 _LOST_GPU = re.compile(
     "CUDA error: (?:unspecified launch failure|uncorrectable (?:ECC|NVLink) error|hardware stack error|unknown error|"
     "the launch timed out|no CUDA-capable device|.*busy or unavailable).*"
@@ -45,7 +45,7 @@ def setting(name: str, value: object = None) -> str:
 
 
 def flag_of(name: str, value: bool | None = None) -> str:
-    """Return the flag of a setting for help and advice: `batch_size` is `--batch-size`."""
+    """Return a setting as a flag, for help texts and remedies: `--batch-size` for `batch_size`."""
     return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
 
 
@@ -108,7 +108,7 @@ class UserError(Exception):
         return self.at(f"{place}: {where}" if where else place)
 
     def on_host(self, host: str) -> Self:
-        """Return the same error with the name of its host, unless it has one already.
+        """Return the same error with the host in front of `where`, unless `where` already begins with a host.
 
         Args:
             host: Name of the host on which the error occurred.
@@ -131,7 +131,7 @@ class ConfigError(UserError):
         ...     rt.mine_hard_negatives(data, num_negatives=0)
         ... except rt.ConfigError as error:
         ...     print(error)
-        num_negatives: 0 is out of range; give a value at least 1
+        num_negatives: 0 is out of range; give a value of at least 1
     """
 
 
@@ -169,7 +169,7 @@ class StorageError(UserError):
         ...     report.save("lexical")
         ... except rt.StorageError as error:
         ...     print(error.what)
-        is there already
+        already exists
     """
 
 
@@ -187,7 +187,7 @@ class LossInputError(UserError, ValueError):
 
 ASIDE = ".aside-"  # part of the names of uncommitted files and directories, see `store.commit`
 _FINAL = re.compile(rf"(?<=/)\.([^/]+){ASIDE}[0-9a-f]+")  # the final name of an uncommitted, hidden file
-_SPACE, _ACCESS = "free some space or write to another disk", "give this user the right (chmod, chown) or another path"
+_SPACE, _ACCESS = "free some space or write to another disk", "grant permission (chmod, chown), or give another path"
 # Message and remedy of system errors.
 _OF_SYSTEM = {
     errno.ENOSPC: ("no space left on the disk", _SPACE),
@@ -198,7 +198,7 @@ _OF_SYSTEM = {
     errno.EEXIST: ("a file is in the way", "give a path whose parents are directories"),
     errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
     errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
-    errno.ELOOP: ("symbolic links lead in a circle", "remove the link or give another path"),
+    errno.ELOOP: ("symbolic links form a loop", "remove one of the links or give another path"),
     errno.EISDIR: ("a folder is in the way", "give the path of a file"),
     errno.EFBIG: ("the file would be larger than allowed", "raise the limit (`ulimit -f`) or write to another disk"),
     errno.EMFILE: ("too many open files", "raise the limit (`ulimit -n`)"),
@@ -209,7 +209,7 @@ _OF_SYSTEM = {
 
 @contextmanager
 def disk_errors(where: Path | str) -> Iterator[None]:
-    """Raise a `StorageError` for a system error such as a full disk or a missing permission. Other errors pass.
+    """Raise a `StorageError` for a system error such as a full disk or a missing permission. Other errors are kept.
 
     Checked readers, the writers of `store`, every command and every public call use it. Other code needs it only to
     catch the error, or to name `where` in an error that names no file."""
@@ -224,10 +224,10 @@ def disk_errors(where: Path | str) -> Iterator[None]:
 
 
 def _errno(error: Exception) -> int:
-    """Return the `errno` of a system error, even if a library reports only its text. Return 0 for any other error."""
+    """Return the `errno` of a system error, also if a library reports it only as text. Return 0 for any other error."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):
-        return errno.ENOSPC  # numpy reports a partial write in words only
-    rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors, tokenizers
+        return errno.ENOSPC  # numpy reports a partial write only as text
+    rust = re.search(r"\(os error (\d+)\)", str(error))  # in errors of safetensors and tokenizers
     return int(rust[1]) if rust and not isinstance(error, UserError) else 0

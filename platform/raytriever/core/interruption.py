@@ -1,7 +1,7 @@
 """Interruption by Ctrl-C, SIGTERM (from `ray job stop`) or SIGHUP (from a closed terminal), without loss or damage.
 
 1. Each signal raises KeyboardInterrupt in the main thread. In some code, Python would print the exception and
-   continue, keep a lock forever, or lose a thread. There the exception is raised a moment later.
+   continue, keep a lock forever, or lose a thread. If such code runs, the exception is raised a moment later.
 2. Not all such code is known. So functions that wait long also call `check_interrupted`.
 3. Only commands install these handlers. A program that uses the library keeps its own."""
 
@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 LATER_SECONDS = 0.02  # delay of an interruption that arrives in the code listed below
-# Code in which an interruption is postponed, as module and function ("" for all of it). Python ignores exceptions in
-# callbacks. `logging` would keep its lock, which every fork needs. A thread pool would lose a new thread.
+# Code in which an interruption is postponed, as module and function ("" for any). Python ignores exceptions in
+# callbacks. `logging` would keep a lock that every fork needs. A thread pool would lose a new thread.
 _DELICATE = {
     ("weakref", ""),
     ("importlib._bootstrap", "cb"),
@@ -31,8 +31,8 @@ _interrupted = threading.Event()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in a block at each of these signals, so that the block can save its results. An ignored
-    Ctrl-C (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does
+    """Raise KeyboardInterrupt in a block on SIGINT, SIGTERM and SIGHUP, so that the block can save its results. An
+    ignored SIGINT (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does
     nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,7 +56,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Block SIGHUP and SIGTERM in processes that start in this block: this process needs them until it has stopped.
+    """Block SIGHUP and SIGTERM in processes that start in this block. These processes must work until this one stops.
 
     A closed terminal sends SIGHUP to all processes of its foreground group; `timeout`, systemd and Slurm send SIGTERM
     to all processes that a command has started."""

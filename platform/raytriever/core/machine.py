@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
-_HUB = Path(".cache", "huggingface")  # models below the former `HOME`, which stay in use
-LONGEST_TEMPORARY = 40  # bytes in the path of the temporary folder; see `shorten_temporary_folder`
+_HUB = Path(".cache", "huggingface")  # downloaded models in `HOME`; `ensure_home` keeps the folder in use
+LONGEST_TEMPORARY = 40  # maximum bytes of the temporary folder's path; see `shorten_temporary_folder`
 SAFE_PATH = "PYTHONSAFEPATH"  # if set, Python does not add the working folder to `sys.path` of a new process
-UNKNOWN_FRACTION = 0.5  # fraction of the memory that is assumed to be free if the system does not report it
+UNKNOWN_FRACTION = 0.5  # fraction of the memory that counts as free if the system does not report the free memory
 
 
 def usable_cores() -> int:
@@ -30,7 +30,7 @@ def usable_cores() -> int:
 
 
 def free_system_memory() -> int:
-    """Return the bytes that this process can still allocate. Other processes can allocate the same bytes."""
+    """Return how many bytes this process can still allocate, if other processes allocate nothing meanwhile."""
     amounts = memory_amounts()
     if "MemAvailable" not in amounts:
         return int(total_memory() * UNKNOWN_FRACTION)
@@ -42,12 +42,12 @@ def free_system_memory() -> int:
 
 
 def total_memory() -> int:
-    """Return the bytes of memory of this machine."""
+    """Return the memory size of this machine in bytes."""
     return memory_amounts().get("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_amounts() -> dict[str, int]:
-    """Return the amounts of `/proc/meminfo` in bytes; empty where the system has no such file."""
+    """Return the entries of `/proc/meminfo` in bytes; empty if the system has no such file."""
     try:
         lines = (PROC / "meminfo").read_text().splitlines()
     except OSError:
@@ -56,8 +56,8 @@ def memory_amounts() -> dict[str, int]:
 
 
 def start_of_process(pid: int) -> int | None:
-    """Return the start time of a process on this machine; None if there is no such process. On Linux the unit is ticks
-    since the machine started, elsewhere seconds since 1970."""
+    """Return the start time of a process on this machine; None if there is no such process. On Linux, the time is in
+    ticks since the machine started; elsewhere, in seconds since 1970."""
     if (PROC / "self" / "stat").exists():
         try:
             return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
@@ -108,7 +108,7 @@ def safe_imports() -> Iterator[None]:
 
 @cache
 def ensure_home() -> None:
-    """Set `HOME` to a writable folder, unless it already is one.
+    """Set `HOME` to a writable folder, unless `HOME` already names one.
 
     In a container, `--user 12345` has no home. numba, Ray, Matplotlib, Transformers and MLflow write below `HOME`,
     and fail or warn if they cannot. The new folder is in the cache, or in the temporary folder."""
@@ -123,10 +123,10 @@ def ensure_home() -> None:
 
 
 def shorten_temporary_folder() -> None:
-    """Replace a long `TMPDIR`, as Slurm and CI set it, by a short link to it. Ray and Python create sockets below it.
+    """Replace a long `TMPDIR`, such as Slurm and CI set, by a short link to it. Ray and Python create sockets below it.
 
     A socket's path has at most 107 bytes, and Ray adds 64 bytes to `TMPDIR`. Files still go to the user's folder.
-    The link is never removed, because programs that `ray start` starts keep running."""
+    The link is never removed, because Ray's programs keep running and use it."""
     folder = os.environ.get("TMPDIR", "")
     if len(os.fsencode(folder)) <= LONGEST_TEMPORARY or not os.path.isdir(folder):
         return

@@ -18,7 +18,7 @@ _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _ADDRESS = re.compile(rf"{_SCHEME}[^\s'\"<>]+")
 # The user and password of an address: all before the last `@`, because a password may contain an `@`.
 _USER = re.compile(rf"({_SCHEME})([^\s/?#'\"]+)(?=@)")
-# In addresses of these schemes, the part before `@` is a container or a public account, never a token.
+# In addresses with these schemes, the part before `@` names a container or a public account, never a token.
 _PLAIN_USERS = {"abfs://", "abfss://", "wasb://", "wasbs://", "gs://", "ssh://", "git+ssh://"}
 # `user:password@` whose password contains `/`, `?` or `#`. A port after the colon is not a password.
 _PASSWORD = re.compile(r"(?<=://)(?![^\s/?#'\"]*@)[^\s/?#:@'\"]*:(?!\d+(?:[/?#]|$))[^\s'\"]+(?=@)")
@@ -58,7 +58,7 @@ _SECRET_VARIABLE = re.compile(
     re.IGNORECASE,
 )
 _own_variables: set[str] = set()  # environment variables that hold a secret, according to a setting
-_SHORTEST = 6  # characters; shorter values would match words of ordinary texts
+_SHORTEST = 6  # minimum length of a secret in characters; shorter ones would match words of ordinary texts
 
 
 class Secret(NamedTuple):
@@ -94,11 +94,11 @@ def refuse_secrets(text: str, name: str | None = None) -> None:
     """Raise `DataError` if a flag, a setting or an address holds a secret.
 
     Args:
-        text: the value of the flag or setting.
-        name: name of the setting.
+        text: the value of the flag or setting, or an address.
+        name: name of the setting; None for an address.
     """
     for secret in _secrets(text):
-        remedy = "leave it out, and set it in the environment of every node, such as AWS_SECRET_ACCESS_KEY or HF_TOKEN"
+        remedy = "remove it; put the secret into an environment variable, such as HF_TOKEN, on every node"
         what = f"there is {secret.kind} in {'its address' if '://' in text else 'it'}"
         raise DataError(what, setting(name, masked(text)) if name else masked(text), remedy)
 

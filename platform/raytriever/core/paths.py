@@ -31,18 +31,18 @@ _EMPTY = "the path is empty"
 
 @dataclass(frozen=True)
 class PathKind:
-    """Kind of path that a setting or flag accepts. A call reads a value, and expands `~` and `~user` in it."""
+    """Kind of path that a setting or flag accepts. Calling it checks a value, and expands `~` and `~user`."""
 
     missing: str = ""  # message for a path that does not exist; empty for an output, which may be missing
-    remedy: str = "give the path of an existing file or folder"  # what to give instead
+    remedy: str = "give the path of an existing file or folder"  # instruction that corrects the error
     error: type[UserError] = ConfigError
     names: tuple[str, ...] = ()  # patterns of values that are names, not paths
     hub: bool = False  # whether `NAME` and `OWNER/NAME` may be a model of the Hugging Face hub
     separator: str = ""  # text between the paths, if a value may hold several paths; empty if a value is one path
     pattern: str = "(.*)"  # pattern of a value such as `NAME=PATH`; its group is the path
-    optional: bool = True  # whether the value may be empty in a file, which leaves the setting unset
-    # Whether the path may be any URI, whose files are streamed without a copy. Otherwise a URI of an object store is
-    # replaced by the path of its copy on this machine.
+    optional: bool = True  # whether a configuration file may give an empty value; the setting is then unset
+    # Whether the files of any URI are streamed without a copy. If not, only a URI of an object store is allowed;
+    # the path of its copy on this machine replaces it.
     streams: bool = False
 
     def __call__(self, value: Any) -> str:
@@ -54,8 +54,8 @@ class PathKind:
         return self.separator.join(self._expanded(part) for part in self._parts(value))
 
     def read_flag(self, value: str, name: str) -> str:
-        """Read the value of a flag. An empty value is refused: its usual cause is an unset shell variable. Raise
-        `ConfigError` if the value is empty."""
+        """Read the value of a flag. Raise `ConfigError` if it is empty: the usual cause is an unset shell
+        variable."""
         if not value.strip():
             remedy = f"give a path, or leave {'the flag' if name else 'it'} out"
             raise ConfigError(_EMPTY, setting(name) if name else None, remedy)
@@ -89,7 +89,7 @@ class PathKind:
         return self.error(self.missing, setting(name, path) if name else path, remedy)
 
     def local(self, word: str) -> Path | None:
-        """Return the local path that a value means; None for a name, a URI, or a model of the hub."""
+        """Return the local path that a value means; None for a name, a URI other than `file://`, or a hub model."""
         if not word or any(re.fullmatch(name, word) for name in self.names):
             return None
         if word.startswith(_LOCAL):
@@ -149,7 +149,7 @@ def expanded(path: Path | str) -> Path:
 
 
 def runs_folder() -> Path:
-    """Return the folder in which runs are kept: `RAYTRIEVER_RUNS`, or `runs`."""
+    """Return the folder in which runs are stored: `RAYTRIEVER_RUNS`, or `runs`."""
     return expanded(copy_of(os.environ.get("RAYTRIEVER_RUNS") or "runs"))
 
 
@@ -188,16 +188,16 @@ MODEL = PathKind(
     optional=False,
 )
 TEACHER = replace(MODEL, remedy="give the directory of a cross-encoder, or a hub name", names=(), optional=True)
-NEGATIVES = PathKind("there is no negatives table", "give the directory or Parquet file of one", DataError)
+NEGATIVES = PathKind("there is no negatives table", "give the directory or the Parquet file of a table", DataError)
 SCORES = PathKind(
     "there are no scores",
-    "give a directory that `raytriever score` wrote, or a Parquet file of the columns query, document and score",
+    "give a directory that `raytriever score` wrote, or a Parquet file with the columns query, document and score",
     DataError,
     separator=",",
 )
 RANKING = replace(FILE, remedy="give the path of a TREC run")
 CANDIDATES = replace(RANKING, names=("bm25", "dense"), separator=",")
-EMBEDDINGS = PathKind("no such embeddings", f"name the {setting('output')} of `raytriever encode`", DataError)
-EVALUATION = PathKind("no such evaluation", f"name the {setting('output')} of `raytriever evaluate`", DataError)
+EMBEDDINGS = PathKind("no such embeddings", "give a directory that `raytriever encode` wrote", DataError)
+EVALUATION = PathKind("no such evaluation", "give a directory that `raytriever evaluate` wrote", DataError)
 PROMPTS = replace(FOLDER, remedy="give a folder with files such as relevance.txt")
 SEARCH_SPACE = PathKind("no such file", "give a YAML file", names=(r"(?!.*/|.*\.ya?ml$).*",), optional=False)

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from raytriever.core.interruption import end_with_parent
 from raytriever.core.machine import clean_processes, safe_imports, usable_cores
 
-TRIES = 3  # processes that may die while they work on one item
+TRIES = 3  # number of processes that die over one item before `ProcessDeath` is raised
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -40,8 +40,8 @@ def map_in_processes(
     """Call a function with each item in a pool of processes, one for each core; yield the results as they arrive.
 
     If a process dies, its pool ends. The items of the pool are then repeated one at a time, to find the item that
-    causes it. So a call may run a second time, even if it was finished. Raise `ProcessDeath` if `TRIES` processes died
-    over one item.
+    kills a process. So a call may run a second time, even if it had finished. Raise `ProcessDeath` if `TRIES` processes
+    died while they worked on one item.
 
     Args:
         function: function that is defined at the top level of a module.
@@ -121,8 +121,8 @@ class ChildProcess:
         self._close()
 
     def call(self, seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a call. Raise `TimeoutError` if the call took longer. Raise `MemoryError` if the call
-        needed more memory. Raise `ChildProcessError` if the process died.
+        """Return the result of a call. Raise `TimeoutError` if it took more than `seconds`. Raise `MemoryError` if it
+        needed more than `memory`. Raise `ChildProcessError` if the process died.
 
         Args:
             seconds: limit of the call's CPU time, at least 1; None for no limit.
@@ -156,7 +156,7 @@ class ChildProcess:
 def _limit_data(preload: str, memory: int | None) -> None:
     import resource
 
-    importlib.import_module(preload)  # before the first call, whose time is limited; the fork server may lack it
+    importlib.import_module(preload)  # not in a call, whose time is limited; the fork server may not have it
     _limit(resource.RLIMIT_CORE, 0)  # otherwise SIGXCPU would write a core file
     if memory is not None:
         _limit(resource.RLIMIT_DATA, memory)
@@ -167,7 +167,7 @@ def _limited(seconds: float | None, function: Callable[..., Any], arguments: tup
 
     if seconds is not None:
         _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-    with suppress(MemoryError):  # the error's traceback would keep the memory full, and then it could not be reported
+    with suppress(MemoryError):  # with its traceback, the error would keep the memory full and could not be reported
         return function(*arguments)
     gc.collect()
     raise MemoryError

@@ -1,12 +1,12 @@
 """Progress of long work, so that no command is silent for long: tqdm's bar on a terminal, plain lines elsewhere.
 
 `activity("indexing 23,641 documents")` prints nothing for a short block. If the package has printed nothing for
-`SILENCE_SECONDS`, a thread prints what the innermost open block does, and how long it has been doing it.
+`SILENCE_SECONDS`, a thread prints what the innermost open block does, and for how long it has run.
 `terminal.seconds_of_silence` takes all output of the package into account, not only the lines of this module.
 
 `Progress` reports how much is done, how fast, and how long the rest will take. Plain lines come at most every few
-seconds, so that a log file stays readable. They also come when nothing advances. Their rate leaves out the first
-advance, which includes one-time work such as compiling and starting threads."""
+seconds, so that a log file stays readable. They also appear when nothing advances. Their rate leaves out the first
+advance, because it includes one-time work such as compiling and starting threads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Reporter:
         """Add a block."""
         with self._changed:
             if not self._open:
-                end_of_silence()  # silence before the first block does not count
+                end_of_silence()  # the silence begins with the first block, not earlier
             self._open.append(opened)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="raytriever-activity", daemon=True)
@@ -93,10 +93,10 @@ class _Reporter:
                 if wait > 0:
                     self._changed.wait(wait)
                     continue
-            # Call it without the lock, because the function may wait for other locks.
+            # Call the function without the lock, because it may wait for other locks.
             line = opened.line(seconds)
             with self._changed:
-                # Print no line about a block that has ended. If the pipe is broken, the block's own output raises it.
+                # Print no line about a block that has ended. If the pipe is broken, the block's own output will fail.
                 if line and opened in self._open:
                     with suppress(BrokenPipeError):
                         warn(line)
@@ -118,7 +118,7 @@ class Progress:
 
     Args:
         title: name of the work, one or two words.
-        done: number of units that were done before, such as by a resumed run.
+        done: number of units that were done earlier, such as before a run was resumed.
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
@@ -152,7 +152,7 @@ class Progress:
             write_line(self._line(), self._stream)
 
     def reach(self, done: int, **notes: float) -> None:
-        """Advance to `done` units in all. Units that are repeated after a restart are not added again."""
+        """Advance to `done` units in total. Units that are repeated after a restart are not added again."""
         if done > self._done:
             self.advance(done - self._done, **notes)
 
@@ -190,8 +190,8 @@ class Progress:
         return line
 
     def _rate(self, until: float) -> float | None:
-        """Return the units per second since the first advance, or since the start if the first advance did all work.
-        Otherwise return None before the second advance."""
+        """Return the units per second since the first advance. With a single advance, return the rate since the start
+        if that advance did all work, else None. Return None before the first advance."""
         since, done = self._first or (self._began, self._done)
         if self._done == done == self._total:
             since, done = self._began, self._initial

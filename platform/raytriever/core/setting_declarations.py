@@ -16,7 +16,7 @@ from raytriever.core.unknown_names import did_you_mean
 
 
 class Need:
-    """Requirement of a setting: another setting, without which it has no effect.
+    """Another setting that a setting needs: without it, the setting has no effect.
 
     Args:
         name: Name of the setting that is needed.
@@ -64,12 +64,12 @@ def option(
         default: default value.
         help: one sentence for `--help`, with the unit if there is one.
         choices: allowed strings.
-        pattern: regular expression of further allowed strings.
+        pattern: regular expression of strings that are allowed besides `choices`.
         minimum: smallest allowed number.
-        above: lower bound that the number must exceed.
+        above: the number must be larger than this.
         maximum: largest allowed number.
         reads: function that converts the text of a flag or a file to the value. Its ValueError says what to give.
-        form: placeholder that `--help` shows for the value, such as `PATH`; for settings with `reads` or `pattern`.
+        metavar: placeholder that `--help` shows for the value, such as `PATH`; for settings with `reads` or `pattern`.
         needs: settings without which this one has no effect, as `Need` or by name. One of them is enough.
         flag: False for a rarely used setting that `train` reads from its configuration file only, not from a flag.
     """
@@ -93,7 +93,7 @@ def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
 
 def check_options(config: Any) -> None:
     """Check every field of a dataclass instance against its declaration. Then call its `check` method, if any. Raise
-    `ConfigError` if a value is not allowed, or contradicts another value."""
+    `ConfigError` if a value is not allowed, or contradicts another value, and `DataError` if it holds a secret."""
     for field in dataclasses.fields(config):
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:
@@ -122,14 +122,14 @@ def check_options(config: Any) -> None:
         ):
             bound = rule[name]
             if bound is not None and fails(bound):
-                words = {"minimum": "at least", "above": "above", "maximum": "at most"}[name]
+                words = {"minimum": "of at least", "above": "above", "maximum": "of at most"}[name]
                 raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.15g}")
     if hasattr(config, "check"):
         config.check()
 
 
 def needs_of(*kinds: type) -> dict[str, tuple[Need, ...]]:
-    """Return the requirements (`needs`) of each setting of the dataclasses, by name of the setting, if it has any."""
+    """Return `needs` of each setting that has any in the dataclasses, by the name of the setting."""
     fields = [field for kind in kinds for field in dataclasses.fields(kind)]
     return {field.name: field.metadata["needs"] for field in fields if field.metadata.get("needs")}
 
@@ -158,7 +158,7 @@ def without_effect(
 
 def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
     """Raise `ConfigError` for a setting that differs from its default but has no effect, given the other settings.
-    `others` are further instances whose settings these may need; `only` names the settings to check, None for all."""
+    Settings of `config` may need settings of `others`. `only` names the settings to check; None for all."""
     settings = {name: value for instance in (*others, config) for name, value in vars(instance).items()}
     changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
     changed = [name for name in changed if only is None or name in only]

@@ -18,8 +18,8 @@ from typing import TextIO
 from raytriever.core.errors import StorageError, translated
 from raytriever.core.masking import masked
 
-# C0 except tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
-# interlinear marks, tags, and halves of surrogate pairs.
+# Characters that are escaped: C0 except tab and line feed, DEL, C1, line and paragraph separators, bidirectional
+# embeddings, overrides and isolates, interlinear marks, tags, and halves of surrogate pairs.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
@@ -55,7 +55,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], left: int = -1) -> str:
-    """Format rows as a text table whose columns are two blanks apart.
+    """Format rows as a text table whose columns are two spaces apart.
 
     Args:
         rows: cells of each line, the header first.
@@ -96,7 +96,7 @@ STREAM = "<standard stream>"  # `filename` of an OSError of standard output or s
 
 def show(text: str = "") -> None:
     """Print a result on standard output. Raise `StorageError` if standard output goes to a disk that is full. Raise
-    `BrokenPipeError` if the reader of the pipe has gone."""
+    `BrokenPipeError` if the reader of the pipe has ended."""
     try:
         write_line(text, sys.stdout)
     except OSError as error:
@@ -140,7 +140,7 @@ def presentable(text: str, stream: TextIO) -> str:
 
 def open_missing_streams() -> None:
     """Open `/dev/null` for standard streams that were closed at the start. Otherwise the next file that is opened gets
-    the number of the missing stream, and lines of any library land in it."""
+    the number of the missing stream, and the output of any library goes into it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

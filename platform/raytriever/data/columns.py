@@ -1,10 +1,10 @@
-"""Columns of a data set in memory-mapped shards, read by position. Answers and prompts of single queries.
+"""Columns of a data set in memory-mapped shards, read by position; and the answers and prompts of single queries.
 
 Texts are stored in Arrow files, tokens in flat arrays with offsets. Only the rows that are read use memory. All
 processes of a node share one copy of the files in the page cache, so a corpus may be larger than memory.
 
-A query may have answers, which identify the passages that answer it, and its own prompt. The data set has one Arrow
-file for answers and one for prompts, ordered by query."""
+A query may have its own prompt, and answers: texts that occur in the passages that answer it. The data set has one
+Arrow file for answers and one for prompts, ordered by query."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from raytriever.core.reading.arrays import read_arrow
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Remedy for a file of a prepared data set that has changed.
+# Remedy for a changed file of a prepared data set.
 PREPARE_AGAIN = "prepare the data set again from its source"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Map from positions to shards and rows."""
+    """Map from a position to its shard and its row in the shard."""
 
     starts: Int64[ndarray, " shards+1"]  # number of rows before each shard, followed by the number of all rows
-    # Ascending numbers of the rows that have a position; None if all have one. If a document is repeated with the same
-    # id, it is stored twice, but only the first row has a position.
+    # Ascending numbers of the rows that have a position; None if all rows have one. If a document occurs twice under
+    # one id, both rows are stored, but only the first has a position.
     live: Int64[ndarray, " positions"] | None
 
     @classmethod
@@ -45,7 +45,7 @@ class Rows:
         return int(self.starts[-1]) if self.live is None else len(self.live)
 
     def locate(self, positions: ndarray) -> tuple[ndarray, ndarray]:
-        """Return the shard of each position, and its row in the shard; raises `IndexError` if it is out of range."""
+        """Return the shard of each position, and its row there; raises `IndexError` for a position out of range."""
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= len(self)):
             raise IndexError(f"positions must be in [0, {len(self)})")
@@ -54,7 +54,7 @@ class Rows:
         return shards, rows - self.starts[shards]
 
     def by_shard(self) -> Iterator[tuple[int, ndarray | None]]:
-        """Yield each shard with its live rows, in order; None instead of the rows if all are live."""
+        """Yield each shard with those of its rows that have a position, in order; None instead if all rows have one."""
         for shard, (start, end) in enumerate(zip(self.starts[:-1], self.starts[1:], strict=True)):
             if self.live is None:
                 yield shard, None
@@ -114,7 +114,7 @@ class TextColumn(Column):
 
 
 def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> list[str]:
-    """Return the texts at `positions`, in that order. The column is in shards or in memory."""
+    """Return the texts at `positions`, in that order, from a column in shards or in memory."""
     return (
         column.take(positions) if isinstance(column, Column) else [column[position] for position in positions.tolist()]
     )
@@ -125,7 +125,7 @@ class TokenColumn:
     """Token ids of every text of a column, without special tokens and not truncated."""
 
     ids: Sequence[ndarray]  # for each shard, the concatenated ids of its texts, memory-mapped
-    offsets: Sequence[ndarray]  # for each shard, the start of each text, followed by the end of the last one
+    offsets: Sequence[ndarray]  # for each shard, the start of each text in `ids`, followed by the end of the last text
     rows: Rows
 
     def __len__(self) -> int:
@@ -147,7 +147,7 @@ class TokenColumn:
 
 
 FILE, PROMPTS = "answers.arrow", "prompts.arrow"
-# Columns of both files, with their Arrow types.
+# Columns of the file of answers, and of the file of prompts, with their Arrow types.
 _COLUMNS = {"query": "int64", "text": "string"}
 
 

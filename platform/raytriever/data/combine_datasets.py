@@ -1,6 +1,6 @@
 """Combination of data sets into one: columns are concatenated and positions shifted. No text is copied.
 
-If an id occurs in two data sets, every id gets the name of its data set and `/` as a prefix. Otherwise ids stay."""
+If an id occurs in two data sets, every id gets the prefix `NAME/` of its data set. Otherwise, ids do not change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raytriever.data.records_and_bad_rows import Quarantine
 
 
 class Chained(Column):
-    """Concatenation of columns. Each text is read from its own column, and gets the prefix of this column."""
+    """Concatenation of columns. Each text is read from its column, and gets this column's prefix, if any."""
 
     def __init__(self, parts: Sequence[Sequence[str]], prefixes: Sequence[str] | None = None) -> None:
         self._parts = tuple(parts)
@@ -59,7 +59,7 @@ class CombinedDataset(RetrievalDataset):
 
 
 def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
-    """Combine several data sets into one; return a single data set unchanged. A split of the combined data set contains
+    """Combine several data sets into one; return a single data set unchanged. A split of the result contains
     the judgements of every data set that has it. A number distinguishes data sets of the same name: `nq`, `nq-2`."""
     if len(datasets) == 1:
         return datasets[0]
@@ -70,7 +70,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     )
 
     def by_split(tables: Sequence[Mapping[str, Any]], join: Callable[[Sequence[tuple[Any, int, int]]], Any]) -> Any:
-        """Join the tables of each split. `join` gets each table with the positions of its first query and document."""
+        """Join the tables of each split. `join` gets each table with its first positions in the combined data set."""
         splits = dict.fromkeys(split for table in tables for split in table)
         placed = list(zip(tables, starts, strict=True))
         return {split: join([(table[split], *start) for table, start in placed if split in table]) for split in splits}
@@ -104,7 +104,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
 
 
 def _chained_hashes(parts: Sequence[TextHashes | None]) -> TextHashes | None:
-    """Return the hashes of all texts, to find copies across data sets. Return None if a data set stores no hashes."""
+    """Return the hashes of all texts, to find equal texts across data sets; None if a data set stores no hashes."""
     stored = [part for part in parts if part is not None]
     return np.concatenate(stored) if len(stored) == len(parts) else None
 
@@ -120,7 +120,7 @@ def _starts(sizes: Sequence[int]) -> Int64[ndarray, " parts+1"]:
 
 
 def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
-    """Concatenate judgements. Add each data set's starts to the positions, which stay in ascending order."""
+    """Concatenate judgements. Add each data set's starts to its positions; all positions then ascend."""
     return Judgements(
         np.concatenate([rows.queries + query_start for rows, query_start, _ in parts]),
         np.concatenate([rows.documents + document_start for rows, _, document_start in parts]),
@@ -140,13 +140,13 @@ def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int, int]]) -> A
 
 
 def _chained_ids(columns: Sequence[Sequence[str]], names: Sequence[str]) -> Chained:
-    # Hashes of eight bytes are enough: a collision has no other effect than unnecessary prefixes.
+    # Hashes of eight bytes are enough: a collision only causes unnecessary prefixes.
     together = np.concatenate([np.unique(keys_of(map(key_of, column))[:, 0]) for column in columns])
     return Chained(columns, [f"{name}/" for name in names] if len(np.unique(together)) < len(together) else None)
 
 
 def _chained_tokens(tokens: Sequence[Tokens | None]) -> Tokens | None:
-    """Return the tokens of all data sets if they have the same tokenizer, else None. Their prompts may differ."""
+    """Return the tokens of all data sets; None unless all used the same tokenizer. Their prompts may differ."""
     present = [table for table in tokens if table is not None]
     digests, tokenizers = {dataset.digest for dataset in present}, {dataset.tokenizer for dataset in present}
     if len(present) < len(tokens) or (len(digests) > 1 and (len(tokenizers) > 1 or "" in tokenizers)):

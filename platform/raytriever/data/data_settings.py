@@ -13,11 +13,11 @@ from raytriever.data.languages import AUTO, LANGUAGES
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Settings of the division of questions into train, dev and test, if no column or file name gives the split."""
+    """Settings that divide questions into train, dev and test, if no column or file name gives the split."""
 
     test_fraction: float | None = option(
         None,
-        "fraction of the questions that are test (default: 0.1, or more for 50 questions, at most 0.3)",
+        "fraction of the questions that are test (default: 0.1, or up to 0.3 to get 50 questions)",
         minimum=0,
         maximum=1,
     )
@@ -26,7 +26,7 @@ class SplitConfig:
     )
     test_questions: str = option(
         "",
-        "file of questions with the same columns that are all test; the others are then train and dev",
+        "second file with the same columns, whose questions are all test; the others are then train and dev",
         reads=QUESTIONS,
         metavar="FILE",
     )
@@ -148,6 +148,6 @@ class ImportConfig(SplitConfig):
         None, "largest number of tokens of a passage with its title (default: what the encoder reads)", minimum=16
     )
     overlap_tokens: int | None = option(
-        None, "tokens that a passage repeats of the one before it (default: an eighth of a passage)", minimum=0
+        None, "tokens of the previous passage that a passage repeats (default: an eighth of a passage)", minimum=0
     )
     seed: int = option(0, "seed of the splits", minimum=0)

@@ -2,7 +2,7 @@
 
 `Source.open` lists the files. `open_stream` and `open_raw` read one file in any process, given only its `where`.
 Files of the hub are read with `huggingface_hub`, which obeys `HF_ENDPOINT`, `HF_TOKEN` and its other variables.
-`Files` are rows in memory. They are written to the cache once, under the digest of their content."""
+`Files` are rows in memory. They are written to the cache, under the digest of their content, if they are not there."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pinned(uri: str) -> str:
         message = " ".join(str(error).split())[:300]
         what = f"the hub refused the request ({message})"
         raise DataError(what, where, "check the name, the revision and HF_TOKEN") from error
-    except Exception as error:  # the client uses one of several HTTP libraries, and each raises its own errors
+    except Exception as error:  # the hub's client uses one of several HTTP libraries, and each raises errors of its own
         what = f"the hub cannot be reached ({_one_line(error)})"
         raise DataError(what, where, "check the network, or give the path of a local copy") from error
     return f"hf://datasets/{match['name']}@{commit}{match['folder'] or ''}"
@@ -76,8 +76,8 @@ class SourceFile:
 
 
 def open_raw(where: str) -> Any:
-    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`. If a store stops
-    answering during a read, the read waits, and raises `StorageError` after minutes."""
+    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`. If a store does
+    not answer a read, the read is retried, and raises `StorageError` after minutes."""
     from pyarrow import PythonFile
     from pyarrow.fs import LocalFileSystem
 
@@ -93,7 +93,7 @@ def open_raw(where: str) -> Any:
 
 def open_stream(where: str) -> BinaryIO:
     """Return a stream of a file's bytes, decompressed if its name ends in `.gz`. Reads of a compressed stream raise the
-    errors of `gzip`; `reading` turns them into one line."""
+    errors of `gzip`; `reading` converts them to a `UserError`."""
     packed = (where.split("?")[0] if is_uri(where) else where).lower().endswith(".gz")
     if is_uri(where):
         # `gzip` and line readers need an object of the module `io`, not a pyarrow file.
@@ -107,7 +107,7 @@ def open_stream(where: str) -> BinaryIO:
 
 @contextmanager
 def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
-    """Convert errors that occur while a file is read to a `UserError`: those of store libraries, of a truncated gzip
+    """Convert errors that occur while a file is read to a `UserError`: errors of store libraries, of a broken gzip
     file, and of the disk. `row[0]` is the number of the last row that was read."""
     try:
         with disk_errors(where):
@@ -127,7 +127,7 @@ def reading(where: str, row: list[int] | None = None) -> Iterator[None]:
 
 
 def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
-    """Return the URI, pinned to a commit if it is on the hub, and its files: those below a folder, or the one file.
+    """Return the URI, pinned to a commit if it is on the hub, and its files: all files of a folder, or one file.
     Raise `DataError` if the store is unknown or unreachable, or if the URI does not exist."""
     from pyarrow.fs import FileSelector, FileType
 
@@ -181,7 +181,7 @@ class Source:
     def open(cls, name_or_path: str | Path) -> Source:
         """List the files of a data set without reading them. Names that begin with `.` or `_` are skipped.
 
-        It is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
+        `name_or_path` is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
         `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`. Raise `DataError` if the path does not
         exist, has no files, or cannot be reached."""
         name = str(name_or_path)
@@ -242,8 +242,8 @@ SOURCES = "sources"  # collection of the cache
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a data set by their names, each with the user's title of its table and the rows. For each column name in
-    the files, `columns` has the user's name of that column."""
+    """Tables of a data set in memory, by file name: each has the name that the user knows, and the rows. For each
+    column name in the files, `columns` has the name that the user knows."""
 
     tables: Mapping[str, tuple[str, Rows]]
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -270,7 +270,7 @@ class Files:
         return folder
 
     def name_tables(self, error: DataError, folder: Path) -> None:
-        """Change an error about a file in the folder so that it names the user's table from which the file was made."""
+        """Change an error about a file in the folder: name the user's table from which the file was written."""
 
         def renamed(text: str | None) -> str | None:
             if text is None:
@@ -289,12 +289,12 @@ class Files:
             try:
                 yield json.dumps({key: json_value(value) for key, value in row.items()}).encode() + b"\n"
             except (TypeError, ValueError) as error:
-                raise DataError(f"holds {error}", f"{title} row {number}", "give texts and whole numbers") from error
+                raise DataError(f"holds {error}", f"{title} row {number}", "convert it to a text or number") from error
 
 
 def json_value(value: Any) -> Any:
     """Convert a value to a type of JSON. Missing values (NaN, NA) become null."""
-    if hasattr(value, "tolist"):  # numpy
+    if hasattr(value, "tolist"):  # an array or a number of NumPy
         value = value.tolist()
     if isinstance(value, float):
         return None if math.isnan(value) else value
@@ -306,4 +306,4 @@ def json_value(value: Any) -> Any:
         return value
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
-    raise TypeError(type(value).__name__)
+    raise TypeError(f"a value of type {type(value).__name__}")

@@ -38,18 +38,18 @@ class Documents:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over ids, titles and texts. It is the key of results that depend on the corpus only."""
+        """SHA-256 over ids, titles and texts. It identifies results that depend on the corpus only."""
         contents = (key_of(title, text) for title, text in zip(self.titles, self.texts, strict=True))
         return self.stored_digest or digest_of(map(key_of, self.ids), contents)
 
     @cached_property
     def hashes(self) -> TextHashes:
-        """Hashes (hashes) of the passages. If the hashes are not stored, every passage is read."""
+        """Text hashes of the passages. If they are not stored, every passage is read to compute them."""
         return hash_texts(Passages(self)) if self.stored_hashes is None else self.stored_hashes
 
     @cached_property
     def copies(self) -> Copies:
-        """Passages that are copies of earlier ones."""
+        """Passages that are copies of earlier ones; see `hashed_ids`."""
         return Copies.of(self.hashes)
 
 
@@ -72,12 +72,12 @@ class Queries:
 
     @cached_property
     def hashes(self) -> TextHashes:
-        """Hashes (hashes) of the queries, without their prompts."""
+        """Text hashes of the queries, without their prompts."""
         return hash_texts(self.texts) if self.stored_hashes is None else self.stored_hashes
 
     @cached_property
     def copies(self) -> Copies:
-        """Queries that are copies of earlier ones."""
+        """Queries that are copies of earlier ones; see `hashed_ids`."""
         return Copies.of(self.hashes)
 
 
@@ -86,7 +86,7 @@ class TextPrompts:
     """Prompts of the texts of a column, stored as runs of consecutive texts with the same prompt."""
 
     runs: tuple[tuple[int, str], ...]  # for each run, its number of texts and its prompt
-    # Prompts of single texts, by position in the column. They replace the prompt of the run.
+    # Prompts of single texts, by position in the column. They replace the prompt of the text's run.
     own: QueryPrompts | None = None
 
     @classmethod
@@ -101,7 +101,7 @@ class TextPrompts:
         return cls(runs, QueryPrompts(queries, [str(text) for _, prompts in own for text in prompts.texts]))
 
     def of(self, positions: ndarray) -> list[str]:
-        """Return the prompt of each text."""
+        """Return the prompt of the text at each position."""
         ends = np.cumsum([size for size, _ in self.runs])
         prompts = [self.runs[run][1] for run in np.searchsorted(ends, positions, side="right")]
         if self.own is None:
@@ -137,7 +137,7 @@ class Judgements:
     sources: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
     # Rank of each positive of a query, from 0 (the most useful); by default all are 0.
     ranks: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
-    # Label of each pair in the data, between 0 and 1; NaN without one, by default all.
+    # Label that the data has for each pair, between 0 and 1; NaN for a pair without a label. By default all are NaN.
     labels: Float32[ndarray, " rows"] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class Judgements:
 
 @dataclass(frozen=True)
 class AbsentDocuments:
-    """Relevant documents of one split that are not in the corpus. Each is one row; rows are sorted by query position.
+    """Relevant documents of one split that are not in the corpus: one row for each, sorted by query position.
 
     No search can find them. Recall, MAP, R-precision and the ideal order of nDCG include them in the number of
     relevant documents, as trec_eval and BEIR do. Training does not use them. `documents` are ids; scores are above 0.
@@ -205,8 +205,8 @@ class Positives:
 class NegativeRows:
     """Hard negatives that are part of a data set, one per row.
 
-    A row has the position of the query, the position of the document, and the index of the origin in `ORIGINS`. The
-    rank among the negatives of the query begins at 0. The score is NaN if the data set has no score."""
+    A row has the position of the query, the position of the document, and the index of the origin in `ORIGINS`. Its
+    rank among the query's negatives begins at 0. Its score is NaN if the data set has no score."""
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]
@@ -216,7 +216,7 @@ class NegativeRows:
 
 
 def positions_of_run_files(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
-    """Return concatenated runs of positions. Run i has `counts[i]` consecutive positions, from `starts[i]` on."""
+    """Return concatenated runs of positions. Run i has `counts[i]` positions, the first is `starts[i]`."""
     return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
 
 
@@ -260,10 +260,10 @@ def prompted(documents: Documents, rows: Sequence[int], prompt: str) -> tuple[li
 class RetrievalDataset:
     """Documents, queries, and the judgements of the opened splits.
 
-    `location` is the path or URI of the prepared data set. Any process can open it there. `absent` has, by split, the
+    `location` is the path or URI at which any process can open the prepared data set. `absent` has, by split, the
     relevant documents that are not in the corpus. `unanswerable` has, by split, the ascending positions of the queries
     that are known to have no answer in the corpus. These queries have no judgement above 0 in the split, so training,
-    mining and ranking metrics do not use them. Both have an entry only for splits that need one. The last
+    mining and ranking metrics do not use them. A split without such documents or queries has no entry. The last
     `added_queries` queries exist only in memory, not at `location`. `has_lent_dev` is true if `dev` was held out from
     `train`."""
 
@@ -284,7 +284,7 @@ class RetrievalDataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the opened content. Names and compression of the files do not change it."""
+        """SHA-256 over the opened content. It does not depend on names or compression of the files."""
         parts = [self.documents.digest, self.queries.digest]
         for split in sorted(self.judgements):
             rows = self.judgements[split]
@@ -310,14 +310,14 @@ class RetrievalDataset:
         return Passages(self.documents)
 
     def positives(self, split: str) -> Positives:
-        """Return the queries of a split that have a document with a grade above 0, and these documents."""
+        """Return the queries of a split that have a document with a grade above 0, with these documents."""
         rows = self.judgements[split].where(self.judgements[split].scores > 0)
         queries, starts = np.unique(rows.queries, return_index=True)
         offsets = np.append(starts, len(rows)).astype(np.int64)
         return Positives(queries, offsets, rows.documents, rows.sources, rows.ranks)
 
     def relevant_queries(self, split: str) -> Int64[ndarray, " queries"]:
-        """Return, ascending, the queries of a split with a document graded above 0. It need not be in the corpus."""
+        """Return, ascending, the queries of a split that have a document graded above 0, in the corpus or not."""
         rows = self.judgements[split]
         there = np.unique(rows.queries[rows.scores > 0])
         return np.union1d(there, self.absent[split].queries) if split in self.absent else there
@@ -327,8 +327,8 @@ class RetrievalDataset:
         return default if self.prompts is None else self.prompts.of(queries, default)
 
     def counts(self) -> dict[str, int]:
-        """Return numbers for tracking: of documents, of queries, and, for each split, of judged queries, judgements,
-        positives and (if there are any) queries without an answer."""
+        """Return, for tracking, the numbers of documents, of queries and, for each split, of judged queries,
+        judgements, positives and (if there are any) queries without an answer."""
         counts = {"documents": len(self.documents), "queries": len(self.queries)}
         for split, rows in self.judgements.items():
             counts[f"{split}_queries"] = len(np.unique(rows.queries))

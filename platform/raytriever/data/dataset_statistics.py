@@ -16,14 +16,14 @@ PERCENTILES = (50, 90, 99)
 def describe(
     dataset: RetrievalDataset, sides: Mapping[str, Any], lengths: Mapping[str, int], around: int
 ) -> dict[str, str]:
-    """Return the statistics of a data set with all splits opened: texts, by name.
+    """Return the statistics of a data set with all splits opened, as texts by name.
 
     `sides` are statistics from the manifest that `prepare` wrote. `lengths` has, for `documents` and `queries`, the
-    largest number of tokens that a model reads of a text. It includes the special tokens, whose number is `around`."""
+    maximum number of tokens that a model reads of a text. `around` of these are special tokens."""
     statistics = {
         "documents": f"{len(dataset.documents):,}",
         "queries": f"{len(dataset.queries):,}",
-        "documents repeated under their id": f"{sides['documents']['repeated']:,}",
+        "repeated documents with the same id": f"{sides['documents']['repeated']:,}",
         "passages that are copies of others, which count as one": f"{sides['documents']['same_text']:,}",
         "queries that are copies of others, which count as one": f"{sides['queries']['same_text']:,}",
     }

@@ -1,4 +1,4 @@
-"""Digests of files, which are cached until a file changes, and the check of a directory against its manifest.
+"""Digests of files, each cached until its file changes, and the check of a directory against its manifest.
 
 A digest is cached by path, size and modification time, so that a corpus of a hundred gigabytes is not read again."""
 
@@ -48,16 +48,16 @@ def check_directory(
     manifest: Manifest | None = None,
     is_new: bool = False,
 ) -> Manifest:
-    """Compare every file of a committed directory with the digest in its manifest, and return the manifest. If no file
-    has changed since the last comparison, skip it. Raise `StorageError` if a file is missing, damaged or changed, or
-    `examine` raised it.
+    """Compare every file of a committed directory with the digest in its manifest, and return the manifest. Skip the
+    comparison if no file has changed since the last one. Raise `StorageError` if a file is missing, damaged or changed,
+    or if `examine` raises it.
 
     Args:
-        examine: function that raises `StorageError` if a file has the correct digest but wrong contents. It is not
-            called again while the files do not change.
+        examine: function that raises `StorageError` if a file has the correct digest but wrong contents. It is
+            called again only after a file has changed.
         against: key of the data with which `examine` compares the files. For another key, `examine` is called again.
         manifest: manifest of the directory, if it was already read.
-        is_new: True if this process has just committed the directory. Then its digests are recorded without reading.
+        is_new: True if this process has just committed the directory. Then its digests are cached without reading it.
     """
     manifest = manifest or read_manifest(folder, verify=None)
     files = manifest["files"]
@@ -88,12 +88,12 @@ def _remember(where: str, state: list[Any], value: str) -> None:
     _bound_memos()
     with suppress(StorageError):  # on a full disk, go on without caching the digest
         memo = json.dumps({"where": where, "state": _short(state), "known": value})
-        write_atomically(_memo(where), memo, durable=False)  # if it is lost, the files are compared again
+        write_atomically(_memo(where), memo, durable=False)  # if this file is lost, the directory is compared again
 
 
 @cache
 def _bound_memos() -> None:
-    """Remove the older half of the cached digests if there are too many. Each process does this only once."""
+    """Remove the older half of the cached digests if there are too many; at most one time in each process."""
     with suppress(OSError):
         memos = list(os.scandir(cache_folder() / "digests"))
         if len(memos) > MOST_MEMOS:

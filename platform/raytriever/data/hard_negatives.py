@@ -1,12 +1,12 @@
-"""Hard negatives of queries, in memory and on disk: documents, the retriever that found each, and its rank.
+"""Hard negatives of queries, in memory and on disk: each document, its origin (such as BM25) and its rank.
 
 In memory each column is one array. The rows of a query are adjacent, hardest first. Ten million rows need a quarter of
 a gigabyte. `NegativesTable.of` builds every table, by two rules:
 
 1. If a document is relevant to a query or to an equal query, neither it nor a copy of it (`data.hashed_ids`) is a
    negative of the query. Such rows are left out and counted.
-2. A document occurs once in the rows of a query. If two origins found it, it belongs to the origin that ranked it
-   higher; at equal ranks, to the first in `ORIGINS`. So no group has a document twice, and fractions by origin are
+2. A document occurs once in the rows of a query. If two origins found it, the row has the origin with the better
+   rank; at equal ranks, the first in `ORIGINS`. So no group has a document twice, and fractions by origin are
    exact.
 
 On disk a table names queries and documents by id, so it stays valid when positions change. It is a committed
@@ -45,10 +45,10 @@ class NegativesTable:
     documents: Int64[ndarray, " rows"]
     origins: Int8[ndarray, " rows"]  # origin of each row, as an index in `ORIGINS`
     ranks: Int32[ndarray, " rows"]  # rank from 0, the hardest first
-    scores: Float32[ndarray, " rows"]  # score by the origin's retriever; NaN if there is none
+    scores: Float32[ndarray, " rows"]  # score that the origin's retriever gave; NaN if there is none
     rounds: Int32[ndarray, " rows"]  # round of mining, from 0
     relevant: int = 0  # number of rows that were left out because the document is relevant to the query
-    repeated: int = 0  # number of rows that were left out because the query already has the document
+    repeated: int = 0  # number of rows that were left out because the query has the document in another row
 
     @classmethod
     def of(
@@ -65,10 +65,10 @@ class NegativesTable:
 
         Args:
             dataset: the data set. The judgements of all its opened splits define the relevant documents.
-            queries: query position of each row.
-            documents: document position of each row.
+            queries: position of each row's query.
+            documents: position of each row's document.
             origins: index in `ORIGINS` of each row, or the name of one origin for all rows.
-            ranks, scores, rounds: as in the class; an array with a value per row, or one value for all rows.
+            ranks, scores, rounds: see the class; an array with one value for each row, or one value for all rows.
         """
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
@@ -102,7 +102,7 @@ class NegativesTable:
 
     @classmethod
     def merged(cls, dataset: RetrievalDataset, tables: Sequence[NegativesTable]) -> NegativesTable:
-        """Merge several tables of one data set, and add up their numbers of rows that were left out."""
+        """Merge several tables of one data set. `relevant` and `repeated` are summed."""
         columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *TABLE_COLUMNS))
         merged = cls.of(dataset, *columns)
         left_out = {name: sum(getattr(table, name) for table in (merged, *tables)) for name in ("relevant", "repeated")}
@@ -110,7 +110,7 @@ class NegativesTable:
 
     @classmethod
     def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:
-        """Concatenate the tables of several data sets into one table of the combined data set. `document_starts` has
+        """Concatenate the tables of several data sets into one table for the combined data set. `document_starts` has
         the position of the first document of each data set."""
         counts = np.concatenate([np.diff(table.offsets) for table in tables])
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -132,7 +132,7 @@ class NegativesTable:
 
     @property
     def queries(self) -> Int64[ndarray, " rows"]:
-        """Query position of every row."""
+        """For each row, the position of its query in the data set."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @property
@@ -144,7 +144,7 @@ class NegativesTable:
         return state.hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """Return numbers for tracking: of rows by origin, and of rows that were left out."""
+        """Return, for tracking, the number of rows by origin, and of rows that were left out."""
         by_origin = np.bincount(self.origins, minlength=len(ORIGINS)).tolist()
         counts = {name: count for name, count in zip(ORIGINS, by_origin, strict=True) if count}
         return counts | {"relevant": self.relevant, "repeated": self.repeated}
@@ -164,7 +164,7 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
 
 
 PART_ROWS = 1 << 22  # maximum number of rows of a Parquet file
-ROW_BYTES = 16  # estimated size of a compressed row on the disk, with its fraction of the ids
+ROW_BYTES = 16  # estimated bytes of a compressed row on the disk, including its ids
 COLUMNS = ("query", "document", "origin", "rank", "score", "round")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))
 _REMEDY = f"the columns are {', '.join(COLUMNS)}"
@@ -193,7 +193,7 @@ def write_negatives(
 def write_pairs(
     folder: Path, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, columns: Mapping[str, Any]
 ) -> None:
-    """Write pairs, given by position, as Parquet files `part-00000.parquet`... of their ids and further columns."""
+    """Write pairs of positions as Parquet files `part-00000.parquet`, ..., with ids and other columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -211,15 +211,15 @@ def write_pairs(
 def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTable:
     """Read the table of a directory that `write_negatives` made, or of one Parquet file, for a data set.
 
-    A null in the column `score` means that the row has no score. Raise `DataError` if the path does not exist; a column
-    is missing, has another type, an extension type (such columns may hold pickles, which are never loaded) or nulls;
-    rows name unknown queries, documents or origins."""
+    A null in the column `score` means that the row has no score. Raise `DataError` if the path does not exist, if a
+    column is missing, has another type, an extension type (pickles are never loaded) or nulls, or if rows name
+    unknown queries, documents or origins."""
     table = read_ids(Path(path))
     for name in ("rank", "round"):
         numbers = table[name].to_numpy()
         outside = numbers[(numbers < 0) | (numbers > np.iinfo(np.int32).max)]
         if len(outside):
-            raise DataError(f"{name} {outside[0]} is out of range", str(path), "count from 0, below 2^31")
+            raise DataError(f"{name} {outside[0]} is out of range", str(path), "give numbers from 0 to 2^31 - 1")
     names = {"query": dataset.queries.ids, "document": dataset.documents.ids, "origin": ORIGINS}
 
     def remedy(name: str, unknown: str) -> str:
@@ -246,8 +246,8 @@ def read_pairs(
 ) -> Any:
     """Read the rows of a directory of Parquet files, or of one such file, as an Arrow table.
 
-    `check` is called with the metadata of a directory's manifest. See `read_columns` for the other arguments and the
-    errors. A missing path raises the error of `kind`."""
+    `check` is called with the metadata in the manifest, if the path is a directory. See `read_columns` for the other
+    arguments and the errors. A missing path raises the error of `kind`."""
     import pyarrow as pa
 
     if not path.exists():

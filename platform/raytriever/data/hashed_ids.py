@@ -1,12 +1,12 @@
-"""Hashes of ids and texts, so that millions of them can be compared and searched as arrays. Copies of texts.
+"""Hashes of ids and texts, so that millions of them can be compared and searched as arrays; and copies of texts.
 
 Matching the ids of documents with those of judgements needs 16 bytes per id, however long ids and texts are.
 
 Two texts are copies if they are equal after Unicode normalization (NFKC), case folding, the removal of invisible
 characters, and the replacement of each run of white space by one space. Title and text of a passage are joined, as an
-encoder reads them. A copy of a positive is never a negative, and an answer to a question answers copies of the
-question. `prepare` stores a hash of 8 bytes for each text, called its text hash. The probability that two different
-texts among ten million have the same form is 3 in a million."""
+encoder reads them. A copy of a positive is never a negative, and a document that answers a query also answers the
+query's copies. `prepare` stores a hash of 8 bytes for each text, called its text hash. The probability that two
+different texts among ten million have the same text hash is 3 in a million."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from numpy import ndarray
 
 from raytriever.core.reading.characters import remove_invisible
 
-KEY_BYTES = 16  # bytes of a key
+KEY_BYTES = 16  # bytes of a key, the hash of an id or of a content
 Keys = UInt64[ndarray, "rows 2"]
 
 
@@ -40,14 +40,14 @@ def key_of(*texts: str) -> bytes:
 
 def keys_of(rows: Iterable[bytes]) -> Keys:
     """Return the keys as an array."""
-    joined = bytearray()  # `bytes.join` would hold every key in memory
+    joined = bytearray()  # `bytes.join` would first hold every key as an object
     for row in rows:
         joined += row
     return np.frombuffer(joined, dtype="<u8").reshape(-1, 2)
 
 
 def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
-    """Return SHA-256 over the keys of all ids, then of all contents. Keys are bytes, or arrays of many keys."""
+    """Return the SHA-256 of the keys of all ids, then of all contents. Keys are bytes, or arrays of many keys."""
     state = hashlib.sha256()
     for keys in (ids, contents):
         for key in keys:
@@ -56,7 +56,7 @@ def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
 
 
 class KeyIndex:
-    """Index from a key to its position among the keys. If keys are equal, it is the position of the first."""
+    """Index from a key to its position in an array of keys; of equal keys, the first position counts."""
 
     def __init__(self, keys: Keys) -> None:
         # Sort by both words of a key; lexsort is stable, so equal keys stay in the order of their positions.
@@ -73,14 +73,14 @@ class KeyIndex:
         return first
 
     def find(self, keys: Keys) -> Int64[ndarray, " asked"]:
-        """Return the first position of each key, -1 for an unknown key."""
+        """Return the first position of each key; -1 for an unknown key."""
         if not len(self._sorted):
             return np.full(len(keys), -1, dtype=np.int64)
         positions = np.searchsorted(self._sorted[:, 0], keys[:, 0])
         last = len(self._sorted) - 1
         while True:
             here = self._sorted[np.minimum(positions, last)]
-            # Several keys may have the same first word: compare the next ones too.
+            # Several keys may have the same first word: move on until the second word fits.
             walk = (positions <= last) & (here[:, 0] == keys[:, 0]) & (here[:, 1] < keys[:, 1])
             if not walk.any():
                 break
@@ -106,7 +106,7 @@ def as_utf8(text: str) -> str:
 
 
 def hash_texts(texts: Iterable[str]) -> TextHashes:
-    """Return the form (hash) of each text. Copies have equal hashes."""
+    """Return the text hash of each text. Copies have equal hashes."""
     joined = bytearray()
     for text in texts:
         joined += hashlib.blake2b(normalize(text).encode(), digest_size=_HASH_BYTES).digest()
@@ -118,7 +118,7 @@ class Copies:
     """Texts of a column that are copies of an earlier text."""
 
     positions: Int64[ndarray, " copies"]  # positions of the copies, ascending
-    firsts: Int64[ndarray, " copies"]  # for each copy, the position of the first equal text
+    firsts: Int64[ndarray, " copies"]  # for each copy, the position of the first text that equals it
 
     @classmethod
     def of(cls, hashes: TextHashes) -> Copies:

@@ -1,7 +1,7 @@
 """Languages of texts, and their detection by script and by function words. This module imports quickly.
 
-If a script has one large language (Greek, Thai, Korean), the script decides. Otherwise letters or function words decide
-between its languages. A language that is not recognized is treated as English."""
+If a script has one main language (Greek, Thai, Korean), the script decides. Otherwise, letters or function words decide
+between the script's languages. A language that is not recognized is treated as English."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ AUTO, ENGLISH, OTHER = "auto", "en", "other"
 SAMPLE_SIZE, SAMPLE_CHARACTERS = 200, 1_000  # number of texts in the sample, and number of characters read of each
 # Minimum fraction of function words among the words of a text in the Latin script.
 _LEAST_FRACTION = 0.08
-# Minimum fraction of the letters of another script than Latin among all letters.
+# Minimum fraction of a non-Latin script's letters among all letters.
 _LEAST_LETTERS = 0.3
 
 
 @dataclass(frozen=True)
 class Language:
     """Language that BM25 can analyze. `name` in lower case is its Snowball stemmer, if it has one. `ngram` is 0 if the
-    terms are words; otherwise all runs of `ngram` characters are the terms. `function_words` serve the detection."""
+    terms are words; otherwise the terms are n-grams of `ngram` characters. `function_words` help to detect it."""
 
     name: str
     has_stemmer: bool = True
@@ -68,7 +68,7 @@ LANGUAGES = {
     OTHER: Language("another language", has_stemmer=False),
 }
 
-# Letters of each script, by the language that it means. OTHER: its words have no stemmer.
+# Letters of each script, by the language that the script suggests; OTHER if that language has no stemmer.
 _SCRIPTS = {
     "ar": "\u0600-\u06ff\u0750-\u077f\ufb50-\ufdff\ufe70-\ufefc",
     "ru": "\u0400-\u052f",
@@ -82,7 +82,7 @@ _SCRIPTS = {
     "th": "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff",  # with Lao, Tibetan, Burmese and Khmer
     OTHER: "\u0590-\u05ff\u0980-\u0b7f\u0c00-\u0dff\u10a0-\u10ff\u1200-\u137f",
 }
-# Letters of the languages of a script. If two languages have equally many, it is the first of them.
+# Letters that only one language of a script has. If the letters of two are equally frequent, the first is chosen.
 _LANGUAGES_OF_SCRIPT = {"ar": {"fa": "پچژگ", "ar": "ةىكي", OTHER: "ٹڈڑےھ"}}
 _LANGUAGES_OF_SCRIPT["ru"] = {OTHER: "іїєґ", "sr": "јљњћђ", "ru": "ыэё"}
 UNSPACED = _SCRIPTS["th"] + _SCRIPTS["zh"] + _SCRIPTS["ja"]  # scripts without spaces between words
@@ -109,7 +109,7 @@ def detect(texts: Sequence[str]) -> str:
 
 
 def _by_function_words(words: Sequence[str]) -> str:
-    """Return the language with the largest fraction of function words. Return English if the fraction is not clear."""
+    """Return the language with the most function words; English if their fraction is low, or close to English's."""
     counts = Counter(words)
     fractions = {
         code: sum(counts[word] for word in language.function_words.split()) / max(1, len(words))

@@ -1,10 +1,10 @@
 """Built-in data set `pydocs`: the docstrings of Python's standard library as questions and answers.
 
 1. Every source file of the standard library is parsed; nothing is imported.
-2. The first sentence of a docstring is a query. Its relevant passage has the qualified name, signature and the rest.
-3. Of equal sentences or passages only one is used, so no sentence is in two splits. A sentence is left out if its
-   passage repeats it, because such a pair is too easy.
-4. A hash of the qualified name decides the split. The corpus has all passages.
+2. The first sentence of a docstring is a query. Its passage has the qualified name, the signature and the other text.
+3. Of equal sentences or passages, only one is used, so no sentence is in two splits. A pair whose passage repeats
+   the sentence is left out, because it is too easy.
+4. A hash of the qualified name decides the split. The corpus contains the passages of all splits.
 5. The result is a folder in BEIR layout in the cache. It depends only on the version of Python."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raytriever.data.formats.beir import QRELS_HEADER
 
 PYDOCS = "pydocs"
 _FORMAT = 4  # increase it if the same docstrings give other files; then the cache is built again
-_TEST_BELOW, _DEV_BELOW = 0.1, 0.17  # bounds of a name's hash in [0, 1): 10 % of the names are test, 7 % dev
+_TEST_BELOW, _DEV_BELOW = 0.1, 0.17  # bounds for a name's hash in [0, 1): 10 % of the names are test, 7 % dev
 _FEWEST_QUERY_WORDS, _MOST_QUERY_WORDS = 4, 40
 _FEWEST_REST_WORDS, _MOST_CHARACTERS = 8, 1_200
 # Folders of the standard library that are not public, or that some distributions leave out.
@@ -77,7 +77,7 @@ def pairs_of(root: Path) -> Iterator[Pair]:
             if any(part.startswith("_") for part in parts):
                 continue
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # warnings about invalid escapes
+                warnings.simplefilter("ignore")  # the compiler warns about invalid escapes
                 module = ast.parse(Path(here, file).read_bytes())
             for name, node in _definitions(module.body, ".".join(parts)):
                 docstring = ast.get_docstring(node)
@@ -105,7 +105,7 @@ def _signature(node: _Definition) -> str:
 
 
 def question_and_answer(docstring: str) -> tuple[str, str] | None:
-    """Return the first sentence and the rest, each in one line. Return None if they are not suitable."""
+    """Return the first sentence and the rest, each on one line; None if they cannot be a query and a passage."""
     first, _, after = docstring.partition("\n\n")
     sentence, _, left = _one_line(first).partition(". ")
     rest = _one_line(f"{left} {after}")[:_MOST_CHARACTERS]
@@ -120,7 +120,7 @@ def _one_line(text: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """Return the letters and digits in lower case, with blanks between words, for comparison."""
+    """Return the letters and digits in lower case, with spaces between words, for comparison."""
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
 
 
@@ -137,7 +137,7 @@ def distinct(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def write_pairs(pairs: list[Pair], folder: Path) -> None:
-    """Write the pairs in BEIR layout. Query and passage have different ids: BEIR drops documents with equal ids."""
+    """Write the pairs in BEIR layout. Query and passage have different ids: BEIR drops a result with its query's id."""
     with (folder / "corpus.jsonl").open("w", encoding="utf-8", newline="\n") as corpus:
         corpus.writelines(_line(_id=p.name, title=p.name, text=p.passage) for p in pairs)
     with (folder / "queries.jsonl").open("w", encoding="utf-8", newline="\n") as queries:

@@ -1,6 +1,6 @@
 """Records and bad rows. Rows of every format are converted to records: documents, queries, judged pairs, negatives.
 
-The row parser of a format adds records to a `Records`. Records of a bad row are removed. Pairs refer to queries and
+The row parser of a format adds records to a `Records`. The records of a bad row are removed. Pairs refer to queries and
 documents by id, in any file or row. The ids are replaced by positions after everything has been read.
 
 A bad row is quarantined with its file, row number and reason. Too many of them stop the job. A few bad rows among
@@ -22,10 +22,10 @@ from raytriever.core.reading.json_and_yaml import parse_json
 from raytriever.core.store.commit import remove, write_atomically
 
 SOURCES = ("human", "llm")
-# Document id in the judgement that says that a query has no answer in the corpus. No real document has an empty id.
+# Document id of a judgement which says that the corpus has no answer to the query. No real document has an empty id.
 NO_ANSWER = ""
 ORIGINS = ("gold", "bm25", "dense", "cross-query", "random")
-RELEVANT_FROM = 0.5  # lowest relevant label
+RELEVANT_FROM = 0.5  # a label of at least this is relevant
 
 
 class Document(NamedTuple):
@@ -48,8 +48,8 @@ class Judgement(NamedTuple):
     """Judged pair of a split.
 
     `score` is a grade, a whole number, relevant above 0; or a label between 0 and 1, relevant from 0.5. `source` is one
-    of `SOURCES`. `rank` counts the positives of a query from 0, the most useful first; it is 0 for all if the order is
-    unknown."""
+    of `SOURCES`. `rank` counts the positives of a query from 0, the most useful first; it is 0 for all positives if
+    their order is unknown."""
 
     split: str
     query: str
@@ -72,7 +72,7 @@ class Negative(NamedTuple):
 
 @dataclass(slots=True)
 class Records:
-    """Records of a chunk, in the order of the rows. An answer has the id of its query and a text."""
+    """Records of a block, in the order of the rows. An answer has the id of its query and a text."""
 
     documents: list[Document] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
@@ -93,7 +93,7 @@ def content_id(*texts: str) -> str:
 
 QUARANTINE = "quarantine.jsonl"
 UNKNOWN_DOCUMENT = "unknown document id"
-_RAW_BYTES = 200  # maximum length of a bad row in the report; the rest is cut
+_RAW_BYTES = 200  # maximum bytes of a bad row in the report; the rest is cut off
 
 
 class BadEntry(TypedDict):
@@ -106,7 +106,7 @@ class BadEntry(TypedDict):
 
 
 class BadRow(ValueError):
-    """A row cannot be used. The reader catches this error, because it knows the number of the row."""
+    """A row cannot be used. The reader that knows the row's number catches this error."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ class Quarantine:
 
     @property
     def total(self) -> int:
-        """Number of bad rows of all files."""
+        """Number of bad rows in all files together."""
         return len(self.entries)
 
     @classmethod
     def read(cls, folder: Path | str) -> Quarantine:
-        """Read the report that `write` wrote. Without a file it is empty. Raise `StorageError` for a damaged file."""
+        """Read the report that `write` wrote. Without a file, it is empty. Raise `StorageError` for a damaged file."""
         path = Path(folder) / QUARANTINE
         if not path.exists():
             return cls()
@@ -169,7 +169,7 @@ def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
 def check_fraction(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_fraction: float) -> None:
     """Check the fraction of bad rows of a file that was read to its end.
 
-    `first` is the first bad row. `max_fraction` is from 0 to 1; the allowed number of bad rows is rounded up. Unless
+    `first` is the first bad row. `max_fraction` is 0 to 1; the allowed number of bad rows is rounded up. Unless
     `max_fraction` is 1, at least one row of the file must be good. Raise `DataError` if too many rows are bad."""
     # Round up: in a small file, one bad row is more than 1 % of the rows, but no reason to refuse the others.
     if first is None or (bad <= math.ceil(max_fraction * rows) and (bad < rows or max_fraction == 1)):

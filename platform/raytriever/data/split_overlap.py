@@ -14,7 +14,7 @@ from raytriever.core.errors import DataError, setting
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hashed_ids import TextHashes
 
-# Largest fraction of an evaluated split that may be training queries. A shared query raises the sum of a mean metric by
+# Maximum fraction of an evaluated split that may be training queries. A shared query raises the sum of a mean metric by
 # at most 1. So at this fraction, the mean is at most 0.05 too high, which is more than most differences between models.
 # The published splits in docs/how-to/prepare-data.md share at most 0.013.
 MOST_SHARED = 0.05
@@ -23,7 +23,7 @@ ALLOW = setting("allow_split_overlap", True)
 
 @dataclass(frozen=True)
 class Overlap:
-    """Number of queries of an evaluated split, and number of those whose text is also a training query."""
+    """Number of queries in an evaluated split, and how many of them are also training queries."""
 
     dataset: str
     split: str
@@ -62,5 +62,5 @@ def _hashes(dataset: RetrievalDataset, split: str) -> TextHashes:
 def check_overlap(overlap: Overlap, allowed: bool) -> None:
     """Raise `DataError` if too many queries of an evaluated split are training queries, unless that is allowed."""
     if overlap.fraction > MOST_SHARED and not allowed:
-        remedy = f"leave these queries out of the training split, or give {ALLOW} and do not trust the statistics"
+        remedy = f"leave these queries out of the training split, or give {ALLOW} and do not trust the metrics"
         raise DataError(f"{overlap}, more than {MOST_SHARED:.0%}", overlap.dataset, remedy)

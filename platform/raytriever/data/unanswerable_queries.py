@@ -1,4 +1,4 @@
-"""Further queries of a data set that no document answers."""
+"""Queries that no document answers, as an addition to a data set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from raytriever.data.hashed_ids import hash_texts, key_of
 
 
 def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], kind: str) -> RetrievalDataset:
-    """Return the data set with further queries of a split that no document answers. Raise `ValueError` if an id exists
+    """Return the data set with new queries in a split; no document answers them. Raise `ValueError` if an id exists
     already.
 
     Args:
-        dataset: any data set; the positions of its queries and documents do not change.
+        dataset: any data set; its queries and documents keep their positions.
         split: split of the new queries. The split itself may be new.
-        kind: prefix of their ids, which are `KIND:0`, `KIND:1` and so on.
+        kind: prefix of the new ids, which are `KIND:0`, `KIND:1` and so on.
 
     Returns:
         A data set in memory, with another digest and without tokens. Its `location` still names the original data set.

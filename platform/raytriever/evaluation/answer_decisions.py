@@ -75,11 +75,11 @@ class ModelDecision:
     model: str
     # Confidence and thresholds of the decision to answer; None if all targets are for pairs.
     answers: AnswerDecision | None
-    # Thresholds of pairs with what they achieve; None for a target that is out of reach.
+    # Thresholds of pairs with what they achieve; None if no threshold reaches the target.
     pairs: list[tuple[Threshold, PairsAchieved | None]]
     error: CalibrationError
-    # For each threshold of answers, the fractions of unanswerable questions that are answered although they did not
-    # take part in choosing it.
+    # For each threshold of answers, by kind of unanswerable question: the fraction that is answered. These questions
+    # were not used to choose the threshold.
     unasked: list[dict[str, Proportion]]
     passages: PassageDecision | None = None
 
@@ -144,8 +144,8 @@ def questions_of(
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
     If there is an index, BM25 ranks them too. `removed` is the fraction of the questions that lose their relevant
-    documents: those whose ids have the smallest hashes. So a larger fraction contains the questions of a smaller
-        share."""
+    documents: those whose ids have the smallest hashes. So the questions of a smaller fraction are among those of a
+    larger one."""
     count = len(evaluation.queries)
     relevant = ranked_relevance(pool_scores([evaluation]), count, DEPTH)
     found = evaluation.ranking[:, :DEPTH]
@@ -268,7 +268,7 @@ def threshold_rows(
 def _notes(
     row: ThresholdRow, threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
 ) -> list[str]:
-    """Return sentences about missing or uncertain values of a row. `instead` is the threshold that is used instead."""
+    """Return sentences about missing or uncertain values of a row. `instead` is the threshold used in its place."""
     target, wanted, split, judged = threshold.target, threshold.wanted, row.chosen_on, row.checked_on
     if not threshold.reached:
         if target in CONFORMAL and wanted is not None and answers is not None:

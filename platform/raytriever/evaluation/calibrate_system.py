@@ -57,14 +57,14 @@ from raytriever.retrieval.search.calibration_file import (
 FOLDER = "calibration"
 # A system, its calibration, and the file of the calibration within the evaluation directory.
 Calibrated = tuple[EvaluatedModel, Calibration, Path]
-# Smallest number of relevant pairs, and of other pairs, for isotonic regression: it can fit any monotone curve.
+# Smallest number of relevant pairs, and of other pairs, for isotonic regression. With fewer it would overfit.
 FEWEST_FOR_ISOTONIC = 500
 LATER = slice(1, 10)  # ranks 2 to 10
 _NO_ERROR = CalibrationError(0, 0, 0)
 
 
 def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> None:
-    """Raise `DataError` if more than 5 % of the queries of one split have the same text as a query of the other."""
+    """Raise `DataError` if more than 5 % of the queries of `checked_on` have the text of a query of `chosen_on`."""
     [overlap] = overlaps([(dataset, chosen_on)], [(dataset, checked_on)])
     if overlap.fraction > MOST_SHARED:
         shared = (
@@ -86,7 +86,7 @@ def make_calibration(
 
     Args:
         system: name and digest of the system (see `DenseSystem.digest`).
-        splits: the split that was requested for choosing thresholds, and the one for testing them.
+        splits: the split on which thresholds are chosen, and the split on which they are tested.
         passages: thresholds of the passages to keep; the first whose target is reached is used.
     """
     (chosen, values), (checked, seen) = answers.chosen, answers.checked
@@ -154,7 +154,7 @@ def _later(questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
 
 
 def _held_out_error(scores: ndarray, relevant: ndarray, queries: ndarray | None = None) -> CalibrationError:
-    """Return the cross-validated calibration error with folds of queries. None: each pair has a query of its own."""
+    """Return the calibration error, cross-validated over queries. `queries` is None if each pair has its own query."""
     if len(scores) < FOLDS:
         return _NO_ERROR
     queries = np.arange(len(scores)) if queries is None else queries
@@ -186,7 +186,7 @@ def write_calibrations(
             log(f"{model.name} gets no {FILE}: all targets are about pairs; add a target about answers, such as f1")
             continue
         if source.is_divided:
-            log(f"{source.name}: {FILE} is not written for several corpora; evaluate a single part")
+            log(f"{source.name}: no {FILE} is written for a data set of several parts; evaluate one of the parts")
             break
         splits = job.calibration_split, source.split
         name = model.name if model.variant else distinct_names([model.location or model.name])[0]
@@ -245,7 +245,7 @@ def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold 
 
 
 def describe_calibration(calibration: Calibration) -> str:
-    """Describe two thresholds of a calibration in one line: that for answers, and that of the passages to keep."""
+    """Describe the first threshold of answers, and that of the passages to keep, in one line."""
     threshold, kept = calibration.threshold, calibration.kept
     keeps = kept and (
         f"keep passages of score {kept.score:.4f} or more ({target_text(KEPT, kept.wanted)}): {kept.passages:.1f} for "

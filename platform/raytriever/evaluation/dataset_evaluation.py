@@ -1,7 +1,7 @@
 """Measurements of an evaluation: the results and costs of the models on one data set, and their store.
 
 Judgements refer to ids, so a copy of a relevant passage counts as not relevant, as in trec_eval. If many copies rank
-above their passages, the metrics are too pessimistic: people would accept the copies."""
+above these passages, the metrics are too pessimistic: people would accept the copies."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class DatasetEvaluation:
     def testable_values(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
         """Return the values of all queries, part by part, scaled so that their mean is the mean of the parts' means.
 
-        Significance tests use these values: their differences have the right signs, and their mean is in the table."""
+        Significance tests use these values: scaling changes no sign of a difference, and their mean is in the table."""
         counts = [len(part.evaluations[model].queries) for part in self.parts]
         weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
         rows = [testable_values(part.evaluations[model]) for part in self.parts]
@@ -141,7 +141,7 @@ class DatasetEvaluation:
         return [evaluated] if chosen_on[0][1] is evaluated[0][1] else [evaluated, chosen_on]
 
     def pools(self, model: str) -> ScoredPools:
-        """Return the scores of all parts in one pool."""
+        """Return the pooled scores of a model over all parts."""
         return pool_scores([part.evaluations[model] for part in self.parts])
 
 

@@ -43,7 +43,7 @@ AUC_NEGATIVES = 500
 
 @dataclass(frozen=True)
 class UnansweredRanking:
-    """Ranking of queries that no document of the corpus answers, best first; -1 means no document."""
+    """Documents ranked for queries that no document of the corpus answers, best first; -1 means no document."""
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]
@@ -78,7 +78,7 @@ class Evaluation:
     `queries` are positions in the data set; `per_query` and `ranking` have the same order. `per_query` has each metric
     with values by query. `ranking` has positions of the best documents, best first, padded with -1. Pooled scores have
     the index of their query in `queries`. `unanswered` are rankings of queries without an answer, by kind; `removed`
-    ranks all `queries` without their relevant documents and their copies. `notes` say what the system lacks."""
+    ranks all `queries` without relevant documents and the copies of these. `notes` say what the system lacks."""
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]

@@ -39,7 +39,7 @@ REASON_CHARACTERS = 160
 class EvaluationDataset:
     """Data set of an evaluation, with the settings for reading it.
 
-    `parts` has a path or hub name for the name of each part. An undivided data set has one part with its own name.
+    `parts` maps the name of each part to its path or hub name. An undivided data set has one part with its own name.
     `task` is the name in MTEB, for data sets of BEIR. If `bm25_language` is None, the language is detected."""
 
     name: str
@@ -193,7 +193,7 @@ def find_beir(
 
 
 def find_parts(source: str) -> list[str]:
-    """Return the parts of a data set, as folders or names in `ir_datasets`. An undivided data set has no parts here."""
+    """Return the parts of a data set, as folders or names in `ir_datasets`. Return none for an undivided one."""
     if source.startswith(IR_DATASETS):
         return _registered_parts(source.removeprefix(IR_DATASETS))
     folder = expanded(source)
@@ -238,7 +238,7 @@ def sample_corpus(
 ) -> RetrievalDataset:
     """Return the data set with only the judged documents of the split and `others` more documents, in corpus order.
 
-    A smaller corpus is not sampled. The result is in memory, without tokens and negatives; queries keep their
+    A smaller corpus is left whole. The result is in memory, without tokens and negatives; queries keep their
     positions. `index_of` builds the BM25 index of a data set; it is called only if needed."""
     judged = np.unique(dataset.judgements[split].documents)
     total = len(dataset.documents)
@@ -286,7 +286,7 @@ def _select_documents(
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:
-    """Return the last component of each path or hub name, and as many before it as are needed to make it distinct.
+    """Return the last component of each path or hub name, with as many before it as make the names distinct.
 
     Components are joined by `_`. A last component `model` is replaced by the name of its run directory. Each character
     that is not allowed in both file names and MLflow's metric names becomes `_`. Equal sources get equal names."""

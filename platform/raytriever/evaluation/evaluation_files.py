@@ -78,7 +78,7 @@ def write_evaluated_files(folder: Path, evaluated: DatasetEvaluation) -> None:
 
 
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
-    """Write rankings as a TREC run: `query Q0 document rank score tag`, one result per line.
+    """Write rankings as a TREC run, with one result per line: `query Q0 document rank score tag`.
 
     The format allows no white space inside an id, so such ids are percent-encoded."""
     write_atomically(path, _run_pieces(evaluation, dataset, tag))

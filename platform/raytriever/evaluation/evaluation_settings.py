@@ -34,7 +34,7 @@ def read_dims(text: str) -> str:
         raise ValueError("give whole numbers, such as 64,128,256") from error
     for dim in dims:
         if dim < 1:
-            raise ConfigError(f"{dim} is out of range", setting("truncate_dim"), "give a value at least 1")
+            raise ConfigError(f"{dim} is out of range", setting("truncate_dim"), "give a value of at least 1")
     return ",".join(map(str, dims))
 
 
@@ -84,7 +84,7 @@ class EvaluationConfig:
     calibration_split: str = option(
         "dev",
         f"split on which {flag_of('calibrate')} chooses thresholds; with few queries, or if it is that of "
-        f"{flag_of('split')}, they are counted on the same queries",
+        f"{flag_of('split')}, thresholds are tested on the queries on which they are chosen",
         needs="calibrate",
     )
     confidence: str = option(
@@ -111,7 +111,7 @@ class EvaluationConfig:
     )
     rescore_multiplier: int | None = option(
         None,
-        "a search of quantized embeddings rescores this many times its results with the query in fp32 (default: 2)",
+        "candidates per result that a search of quantized embeddings rescores with the query in fp32 (default: 2)",
         minimum=1,
         needs="dtype",
     )
@@ -130,5 +130,5 @@ class EvaluationConfig:
 
     @property
     def model_dim(self) -> int | None:
-        """Dimension to which all models are truncated; None if no or several dimensions, or types, are evaluated."""
+        """Dimension to which all models are truncated; None if `truncate_dim` is unset or only adds variants."""
         return self.dims[0] if self.dims and not self.dtypes else None

@@ -35,10 +35,10 @@ KEPT_ABOUT = f" Relevant passages kept: the mean over the questions. At most {DE
 class PassageDecision:
     """Thresholds of the passages to keep."""
 
-    # Threshold for each target, with what it keeps for the tested questions; None if out of reach.
+    # Threshold for each target, with what it keeps for the tested questions; None if no threshold reaches the target.
     thresholds: list[tuple[Threshold, PassagesKept | None]]
-    chosen: RankedPassages  # the ranked passages that chose the thresholds
-    is_checked_apart: bool  # whether other questions tested them
+    chosen: RankedPassages  # the ranked passages on which the thresholds were chosen
+    is_checked_apart: bool  # whether the thresholds were tested on other questions
 
 
 def decide_passages(evaluated: DatasetEvaluation, model: str, wanted: Sequence[float]) -> PassageDecision:
@@ -71,7 +71,7 @@ def ranked_passages(judged: JudgedQueries, evaluation: Evaluation) -> RankedPass
 
 
 def notes_on_passages(row: ThresholdRow, chosen: RankedPassages) -> list[str]:
-    """Return sentences about a threshold that is missing or misses its target. It was chosen on `chosen`."""
+    """Return sentences about a threshold, chosen on `chosen`, that is missing or misses its target."""
     assert row.wanted is not None
     if row.kept is None:
         return [f"There is no threshold: {unreachable_kept(row.wanted, chosen)}."]

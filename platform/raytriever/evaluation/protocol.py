@@ -52,7 +52,7 @@ _FAMILIES = {
 }
 _TITLES = {AUC: "AUC", QUERY_AUC: "AUC per query"}
 _NO_ABSENT = AbsentDocuments(np.zeros(0, np.int64), (), np.zeros(0, np.int64))
-# Position for queries without an own document. Rankings are padded with -1, so they never contain this value.
+# Position of the own document of a query that has none. Rankings, padded with -1, never contain it.
 _NO_DOCUMENT = -2
 
 
@@ -64,7 +64,7 @@ class Protocol:
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     depth: int = RUN_DEPTH  # number of results per query in run files; a metric with a larger cutoff increases it
     level: int = 1  # lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
-    drop_own: bool = True  # leave a document with the query's own id out of its results
+    drop_own: bool = True  # whether a document with the query's own id is left out of the query's results
 
     @property
     def ranking_metrics(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class Protocol:
 
     @property
     def kept(self) -> int:
-        """Depth of the rankings that is enough for all cutoffs and the run file."""
+        """Number of results per query that all cutoffs and the run file need."""
         return max([self.depth, *(_cutoff(name) or 0 for name in self.metrics)])
 
     def kept_of(self, relevance: Relevance) -> int:
@@ -94,7 +94,7 @@ class JudgedQueries:
     """Queries of a split that have a relevant document, with all their judgements.
 
     Judged documents that the corpus lacks have the positions from `len(dataset.documents)` on. They are in no ranking,
-    but count among the relevant documents, as in trec_eval."""
+    but are included in the number of relevant documents, as in trec_eval."""
 
     dataset: RetrievalDataset
     level: int
@@ -135,7 +135,7 @@ class JudgedQueries:
         return int((self.is_relevant & self.is_own).sum())
 
     def count_absent(self) -> dict[str, int]:
-        """Count relevant documents, absent ones among them, and queries whose relevant documents are all absent."""
+        """Count relevant documents, the absent ones among them, and queries whose relevant documents are all absent."""
         relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus
         return {
             "absent_relevant": relevant - int(present.sum()),

@@ -1,9 +1,9 @@
 """Quantized and truncated variants of a model's embeddings, made from its embeddings in fp32.
 
 A variant is a system of the evaluation, like a model, but nothing is encoded for it. A variant in fp32 keeps the first
-components, normalized again for cosine, and equals the model loaded with `truncate_dim`. `index.quantized_search` has
-the other types. It finds `rescore_multiplier` candidates for each result of the run file, and rescores them to choose
-the results. All scores of results, including those in the AUC, are rescored."""
+components, normalized again for cosine, and equals the model loaded with `truncate_dim`. `index.quantized_search`
+searches the other types. For each result of the run file, it finds `rescore_multiplier` candidates, and rescores them
+to choose the results. All scores of results, including those in the AUC, are rescored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raytriever.retrieval.index.exact_top_k import top_k_of_blocks
 from raytriever.retrieval.index.quantized_search import FP32, INT8, QuantisedDocuments, Quantizer, bytes_per_document
 from raytriever.retrieval.search.calibration_file import digest_of
 
-# Number of documents, evenly spaced in the corpus, whose embeddings set the ranges of int8; and the minimum number.
+# Largest and smallest number of documents, evenly spaced in the corpus, whose embeddings set the ranges of int8.
 SAMPLE, FEWEST = 10_000, 2
 
 
@@ -37,7 +37,7 @@ def check_samples(variants: Sequence[QuantizedVariant], datasets: Sequence[Retri
     """Raise `DataError` if a corpus has fewer than two documents, which int8 needs for its ranges."""
     for dataset in datasets:
         if any(variant.dtype == INT8 for variant in variants) and len(dataset.documents) < FEWEST:
-            what = "has no calibration sample for int8, which needs two documents"
+            what = "has fewer than two documents, which int8 needs for its ranges"
             raise DataError(what, dataset.name, f"leave int8 out of {setting('dtype')}")
 
 
@@ -53,7 +53,7 @@ class QuantizedSystem:
 
     @property
     def digest(self) -> str:
-        """See `evaluate.PreparedSystem.digest`."""
+        """See `PreparedSystem.digest`."""
         return digest_of(self.dense.digest, self.variant.dtype, self.variant.dim, self.variant.rescore_multiplier)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
@@ -70,7 +70,7 @@ class QuantizedSystem:
         return self.quantized.score(self.encode(asked), rows, documents)
 
     def prepare(self) -> None:
-        """See `evaluate.PreparedSystem.prepare`."""
+        """See `PreparedSystem.prepare`."""
         _ = self.quantized  # computed here, so that the search time excludes it
 
     def encode(self, queries: ndarray) -> Float32[ndarray, "queries components"]:

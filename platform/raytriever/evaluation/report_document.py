@@ -158,12 +158,12 @@ def _thresholds(rows: Sequence[ThresholdRow]) -> ReportSection:
     table, notes = thresholds_table(rows), threshold_notes(rows)
     on = _chosen_on(rows)
     about = (
-        "A question is answered, with its best document, if its confidence is at or above the threshold. A pair "
-        f"counts as relevant if its score is. Each threshold was chosen on {on} for the wanted value and checked on "
+        "A question is answered, with its best document, if its confidence reaches the threshold. A pair is taken as "
+        f"relevant if its score reaches it. Each threshold was chosen on {on} for the wanted value and checked on "
         "the evaluated split. Queries answered: fraction of those with an answer in the corpus. Top answer relevant: "
         "fraction of the answers shown. Brackets contain Wilson's 95 % intervals; pairs of a query are alike, so they "
         f"count as fewer pairs. Calibration error: fractions of relevant pairs by score on {on}, as probabilities, are "
-        "compared with the evaluated split; 0 is best. An interval from 0 means that they may be exactly right."
+        "compared with the evaluated split; 0 is best. An interval from 0 means: the probabilities may be right."
     )
     about += KEPT_ABOUT if any(row.kept for row in rows) else ""
     return ReportSection(

@@ -80,7 +80,7 @@ class QuantizedVariant:
     """Quantized or truncated variant of a model's embeddings, made from those in fp32."""
 
     model: str
-    dtype: str  # type of the components, one of `config.DTYPES`
+    dtype: str  # type of the components, one of `evaluation_settings.DTYPES`
     dim: int | None  # number of leading components to keep; None for all
     rescore_multiplier: int  # number of candidates that the quantized embeddings find for each result
 
@@ -119,7 +119,7 @@ class EvaluationJob:
     datasets: Sequence[EvaluationDataset]
     baselines: Sequence[str]  # names of the models that the others are compared with
     targets: Sequence[ThresholdTarget] = ()  # targets for which thresholds are chosen on `calibration_split`
-    # A split of the data sets. If it is the evaluated one, the same queries choose and test.
+    # Split on which thresholds are chosen. If it is the evaluated split, they are tested on the same queries.
     calibration_split: str = "dev"
     calibrated: Sequence[str] = ()  # names of the models for which thresholds are chosen; empty for all
     confidence: str = ENTROPY  # the measure that decides whether a query is answered, one of `CONFIDENCES`
@@ -134,7 +134,7 @@ class EvaluationJob:
         return [model.variant for model in self.models if model.variant]
 
     def content(self) -> dict[str, Any]:
-        """Return everything that decides the results, for `results.json`. The job names the precision in use."""
+        """Return everything that decides the results, for `results.json`. `precision` must be the one in use."""
         return {
             "models": {model.name: describe_system(model.system) for model in self.models if not model.variant},
             "data sets": {
@@ -169,7 +169,7 @@ class EvaluationJob:
 
     @property
     def chooses_weights(self) -> bool:
-        """True if a fusion has a weight; then the weight is chosen on `calibration_split`."""
+        """True if a fusion is weighted. Its weight is then chosen on `calibration_split`."""
         return any(has_weight(model.system) for model in self.models)
 
 
@@ -348,7 +348,7 @@ def add_foreign_questions(
 def foreign_questions(
     path: str, split: str, max_bad_rows: float, dataset: RetrievalDataset, log: Callable[[str], None]
 ) -> list[str]:
-    """Return the questions of a split of another data set, without those that the top of this file leaves out."""
+    """Return the questions of a split of another data set, without those that this data set has or answers."""
     other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
     asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
     judged = other.judgements[split]
@@ -363,7 +363,7 @@ def foreign_questions(
             "the question, or a relevant passage of it"
         )
     if not kept:
-        what = f"has no question that {dataset.name} does not have or answer" if asked else "has no question"
+        what = f"has only questions that {dataset.name} has or answers too" if asked else "has no question"
         raise DataError(what, f"{other.name}, split {split!r}", f"leave it out of {setting('unanswerable')}")
     return [str(other.queries.texts[query]) for query in kept]
 

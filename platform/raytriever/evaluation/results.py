@@ -27,7 +27,7 @@ _AGAIN = "evaluate again into another directory"
 
 
 class AnalysisAbout(TypedDict):
-    """Statistics of BM25's analyzer on a corpus, see `mining.analyzer.Analysis.content`."""
+    """Statistics of BM25's analyzer on a corpus, see `bm25_analyzer.Analysis.content`."""
 
     language: str
     warning: str
@@ -45,7 +45,7 @@ class About:
     absent_relevant: int
     relevant: int
     unanswerable_queries: int
-    # Number of queries by model; see `dataset_evaluation.count_copies_above`.
+    # By model, the number of queries that `dataset_evaluation.count_copies_above` counts.
     copies_above: dict[str, int] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)  # labels of the parts of a divided data set
     # By model, sentences about what it lacks for the data set.
@@ -118,15 +118,15 @@ class ThresholdRow:
     """Threshold of a model for one target (see `protocol.target_text`), chosen on some queries and tested on others.
 
     The two splits are equal if it was chosen and tested on the same queries, because there are few. `chosen` is the
-    value that the threshold achieved on the queries on which it was chosen; `checked` is the same fraction in the test.
-    If the target is out of reach, `chosen` is the best value, `threshold` and `kept` are None, and `fractions` is
-    empty.
+    value that the threshold achieved on the queries on which it was chosen. `checked` is its value on the tested
+    queries. If no threshold reaches the target, `chosen` is the best value, `threshold` and `kept` are None, and
+    `fractions` is empty.
 
     `fractions` are of the tested queries. For answers, they are `coverage` (answered queries, of those with an answer),
     `top_precision` (relevant answers, of those shown) and `wrong` (answers that are not relevant, of all queries). For
     pairs, they are `pair_precision` and `pair_recall`. `unanswerable` has, by kind, the fraction of queries without an
-    answer that are answered. `calibration_error` is that of the probabilities from one split on the other; see
-    `metrics.score_to_probability`."""
+    answer that are answered. `calibration_error` compares probabilities that are fitted on one split with the other
+    split; see `metrics.score_to_probability`."""
 
     dataset: str
     model: str
@@ -153,12 +153,12 @@ class ConfidenceRow:
     model: str
     confidence: str
     chosen_on: str
-    area_chosen: float  # cross-validated area on the queries that chose the threshold
+    area_chosen: float  # cross-validated area on the queries on which the threshold was chosen
     area: float  # area on the tested queries, with its 95 % interval `low` to `high`
     low: float
     high: float
-    # Normalized abstention AUC of the fraction of relevant top documents, on the tested queries; None if all are
-    # relevant, or none.
+    # Normalized abstention AUC on the tested queries; None if the top documents of all queries are relevant, or of
+    # none.
     nauc: float | None
     decides: bool  # whether the thresholds apply to this confidence
 
@@ -191,7 +191,7 @@ class Results:
     models: Metrics = field(default_factory=dict)
     parts: Metrics = field(default_factory=dict)  # metrics by model and part of a divided data set
     about: dict[str, About] = field(default_factory=dict)
-    baselines: list[str] = field(default_factory=list)  # one or two models with which the marks compare
+    baselines: list[str] = field(default_factory=list)  # one or two models with which marks compare the others
     pairs: list[TestedPair] = field(default_factory=list)
     auc: list[AucRow] = field(default_factory=list)
     costs: list[CostRow] = field(default_factory=list)
@@ -217,8 +217,8 @@ class Results:
         try:
             content = read_json(path, dict[str, Any], remedy, format=FORMAT)
         except FileNotFoundError as error:
-            where = f"name the {setting('output')} of `raytriever evaluate`"
-            raise StorageError("holds no results.json", str(folder), where) from error
+            advice = "give a directory that `raytriever evaluate` wrote"
+            raise StorageError("holds no results.json", str(folder), advice) from error
         results = conform({key: content[key] for key in content if key != "format"}, str(path), cls, remedy)
         if missing := [name for sets in results.models.values() for name in sets if name not in results.about]:
             raise StorageError(f"is damaged or changed: 'about.{missing[0]}' is missing", str(path), remedy)

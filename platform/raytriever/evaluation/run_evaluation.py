@@ -104,7 +104,7 @@ def run_evaluation(
             directory.finish()
             if write_page is not None:
                 write_page(folder)
-            # Write them before the commit, after which the same command would do nothing.
+            # Write them before the commit: after it, the same command would do nothing.
             save_calibrations(calibrations, output, log)
         remove(store.folder)
         run.log(points_of(results))
@@ -120,8 +120,8 @@ class EvaluationDirectory:
     `run_evaluation` and MTEB's tasks use it."""
 
     folder: Path
-    results: Results  # results to fill. `add` appends the rows of a data set, and `finish` adds the tests.
-    chosen_on: str = "dev"  # split that was requested for choosing thresholds
+    results: Results  # `add` appends the rows of a data set to it, and `finish` adds the tests
+    chosen_on: str = "dev"  # split on which thresholds are chosen
     models: Sequence[EvaluatedModel] = ()  # systems whose costs are listed, with the variants of their embeddings
     _values: dict[str, dict[str, dict[str, ndarray]]] = field(default_factory=dict)
 
@@ -274,7 +274,7 @@ def _log_dataset(
     source, documents = evaluated.source, sum(len(part.dataset.documents) for part in parts)
     log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
     if own := sum(part.judged[source.split].count_own() for part in parts):
-        line = f"{own} queries are judged relevant to the document with their own id, which is left out"
+        line = f"{own} queries have a relevant document with their own id, which is left out"
         log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, if ids are equal by chance")
     for label, analysis in evaluated.bm25.items():
         if analysis["warning"]:

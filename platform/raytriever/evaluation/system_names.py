@@ -28,7 +28,7 @@ from raytriever.retrieval.external_encoders.endpoint_settings import EncoderConf
 
 BM25, WEIGHTED = "bm25", ":weighted"
 VECTORS, RUN = "vectors:", "run:"
-RERANKED = 100  # documents of a query that a cross-encoder scores
+RERANKED = 100  # default number of documents of a query that a cross-encoder scores
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def split_label(word: str) -> tuple[str | None, str]:
 
 
 def system_text(tree: SystemTree, name_of: Callable[[str], str] = str) -> str:
-    """Return the text that `parse_system` reads as this tree. `name_of` is applied to the paths and models in it."""
+    """Return the text that `parse_system` turns into this tree. `name_of` changes the paths and models in it."""
     match tree:
         case ModelConfig():
             return name_of(tree.model)

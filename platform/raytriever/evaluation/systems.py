@@ -132,7 +132,7 @@ class DenseSystem:
         self._store: EmbeddingStore | None = None
 
     def prepare(self) -> None:
-        """See `evaluate.PreparedSystem.prepare`."""
+        """See `PreparedSystem.prepare`."""
         self.encode_corpus()
 
     def encode_corpus(self) -> EmbeddingStore:
@@ -157,7 +157,7 @@ class DenseSystem:
 
     @property
     def digest(self) -> str:
-        """See `evaluate.PreparedSystem.digest`."""
+        """See `PreparedSystem.digest`."""
         return encoder_digest(self.config, self.dataset.name, int8=self.retriever.is_int8, prompts=self.prompts)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
@@ -172,7 +172,7 @@ class DenseSystem:
 def score_pairs(
     encode: Callable[[ndarray], ndarray], read: Callable[[ndarray], ndarray], queries: ndarray, documents: ndarray
 ) -> Float32[ndarray, " pairs"]:
-    """Return the score of each pair. The first two arguments return the embeddings of queries and of documents."""
+    """Return the score of each pair. The first two arguments are functions that return embeddings of each side."""
     asked, rows = np.unique(queries, return_inverse=True)
     distinct, index = np.unique(documents, return_inverse=True)
     return pair_scores(encode(asked), read(distinct), rows, index)
@@ -225,12 +225,12 @@ class Bm25System:
         return Bm25Index.of(self.dataset.documents) if self.built is None else self.built
 
     def prepare(self) -> None:
-        """See `evaluate.PreparedSystem.prepare`."""
+        """See `PreparedSystem.prepare`."""
         _ = self.index  # built here, so that the search time excludes it
 
     @property
     def digest(self) -> str:
-        """See `evaluate.PreparedSystem.digest`."""
+        """See `PreparedSystem.digest`."""
         return digest_of(BM25, Analyzer.of(self.dataset.documents).settings)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:

@@ -25,7 +25,7 @@ _ALIGNMENT = 16  # alignment in bytes of the tensors within the buffer that `cop
 
 @dataclass(frozen=True)
 class TeacherGroup:
-    """A teacher's scores, or graded relevance from 0 to 1, of each row's own group."""
+    """Scores by a teacher, or graded relevance from 0 to 1, of the passages in each row's own group."""
 
     # Columns of the scored passages, `PAD` in empty slots. A row contains a column at most once.
     columns: Int64[Tensor, "rows group"]
@@ -60,11 +60,11 @@ class RowRelevance:
     # Row of each pair that is not a negative (a positive or a known positive), ascending.
     excluded_rows: Int64[Tensor, " excluded"]
     excluded_columns: Int64[Tensor, " excluded"]  # column of each such pair
-    # Index of the first such pair of each row, followed by their total number; always on the CPU.
+    # Index of the first such pair of each row, and after these the number of all such pairs. Always on the CPU.
     excluded_starts: Int64[ndarray, " rows+1"]
-    rows: int  # number of rows over all workers
-    negatives: int  # number of negative pairs over all workers
-    positive_pairs: int  # number of positives of all rows over all workers
+    rows: int  # number of rows of all workers together
+    negatives: int  # number of negative pairs of all workers together
+    positive_pairs: int  # number of positive pairs of all workers together
     seed: int = 0  # seed of the run
     step: int = 0  # number of the optimizer step; `rand1` samples by (seed, step, query id)
     group: TeacherGroup | None = None  # teacher scores of the group of each row; None without a teacher
@@ -142,7 +142,7 @@ class Candidates:
 
 
 def first_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
-    """Return the column of the first positive of each query's group."""
+    """Return the column of each query's first positive."""
     return relevance.positives.gather(1, relevance.is_positive.int().argmax(1, keepdim=True))
 
 
@@ -152,8 +152,8 @@ def check_batch(
     """Raise `LossInputError` if the shapes and types of one worker's embeddings and ids do not agree."""
     if queries.ndim != 2 or passages.ndim != 2 or queries.shape[1] != passages.shape[1]:
         raise LossInputError(
-            f"query embeddings {tuple(queries.shape)} and passage embeddings {tuple(passages.shape)}",
-            remedy="give two tensors of two dimensions with equal last dimensions",
+            f"the shapes of the embeddings are {tuple(queries.shape)} and {tuple(passages.shape)}",
+            remedy="give queries and passages as two tensors [texts, dim] with equal dim",
         )
     if not queries.is_floating_point() or queries.dtype != passages.dtype:
         raise LossInputError(
@@ -163,8 +163,8 @@ def check_batch(
     counts, expected = (len(queries), len(passages)), (len(relevance.queries), len(relevance.passages))
     if counts != expected:
         raise LossInputError(
-            f"{counts[0]} query and {counts[1]} passage embeddings for {expected[0]} and {expected[1]} ids",
-            remedy="give each id an embedding",
+            f"there are {counts[0]} query and {counts[1]} passage embeddings for {expected[0]} and {expected[1]} ids",
+            remedy="give one embedding for each id",
         )
 
 

@@ -43,7 +43,7 @@ class GlobalIds:
     step: int = 0
 
 
-# Document ids of each row's own group, `PAD` in empty slots, and a score of each, NaN for none.
+# Document ids of each row's own group, `PAD` in empty slots, and their scores, NaN for a document without a score.
 Scored = tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]]
 
 
@@ -58,16 +58,16 @@ def find_relevance(
     """Compute the relevance of one worker's rows in CPU memory. All workers have equally many rows.
 
     Args:
-        teacher: a teacher's scores; unbounded, higher is more relevant. A document that occurs twice counts once.
+        teacher: a teacher's scores of any size; higher is more relevant. Repeats of a document in a row are ignored.
         symmetric: also compute the other direction, where passages search for queries.
-        labels: graded relevance, 0 to 1. Of positives without a label it is 1, of other passages 0.
+        labels: graded relevance, 0 to 1. Positives without a label have 1, other passages without a label 0.
 
     Raises:
         LossInputError: an id is negative, a query has no positive, a positive is not among the passages, there are no
             negatives, or a teacher score is infinite. All workers raise the same error, except for a teacher score.
     """
     if ids.passages.size and ids.passages.min() < 0:
-        raise LossInputError(f"{ids.passages.min()} is not an id", "passages", "ids start at 0")
+        raise LossInputError(f"{ids.passages.min()} is not an id", "passages", "give ids of at least 0")
     lacking = (ids.positives < 0).all(1)
     if lacking.any():
         raise LossInputError(f"query id {ids.queries[lacking][0]} has no positive", "positives", "give it a positive")
@@ -134,7 +134,7 @@ class _Distinct:
 
 
 class _Pairs:
-    """Distinct pairs of a row and a column that are not negatives, ascending, without those of the column `PAD`."""
+    """Distinct pairs (row, column) that are not negatives, in ascending order. Pairs with column `PAD` are left out."""
 
     def __init__(self, rows: ndarray, columns: ndarray, row_count: int, column_count: int) -> None:
         self._dim = column_count
@@ -178,9 +178,9 @@ def _group(
     documents: ndarray, scores: ndarray, distinct: _Distinct, positives: ndarray, pairs: _Pairs, first_row: int
 ) -> TeacherGroup:
     if scores.shape != documents.shape:
-        raise LossInputError(f"{scores.shape} scores for {documents.shape} documents", "teacher")
+        raise LossInputError(f"scores {scores.shape} and documents {documents.shape} differ in shape", "teacher")
     if np.isinf(scores).any():
-        raise LossInputError("a score is infinite", "teacher", "give finite scores, NaN where there is none")
+        raise LossInputError("a score is infinite", "teacher", "give finite scores, and NaN for no score")
     columns = mask_repeats(np.where(np.isnan(scores), PAD, distinct.columns(documents)))
     is_scored = columns != PAD
     is_positive = (columns[:, :, None] == positives[:, None, :]).any(2)

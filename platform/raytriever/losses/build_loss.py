@@ -43,7 +43,7 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
     """
     check_options(config)
     if not torch.isfinite(torch.tensor(config.temperature).log()):
-        raise ConfigError(f"{config.temperature!r} is out of range", setting("temperature"), "give a positive number")
+        raise ConfigError(f"{config.temperature!r} is out of range", setting("temperature"), "give a number above 0")
     check_loss(config)
     losses = [_open(term, config) for term in config.terms]
     scores = losses[0] if len(losses) == 1 else weighted_sum(losses, config.weights, config.titles)

@@ -19,7 +19,7 @@ _reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distrib
 class WorkerGroup:
     """Data-parallel group, seen from one worker. All workers call every collective in the same order.
 
-    With one worker, every collective is the identity. `group` is a group of torch.distributed; None for the default."""
+    With one worker, every collective is the identity. `group` is that of torch.distributed; None means the default."""
 
     def __init__(self, group: distributed.ProcessGroup | None = None, rank: int = 0, size: int = 1) -> None:
         self._group, self.rank, self.size = group, rank, size
@@ -47,7 +47,7 @@ class WorkerGroup:
         return gathered
 
     def _sum_to_owners(self, rows: Tensor) -> Tensor:
-        """Return the sums over the workers of the rows that belong to this worker (reduce-scatter)."""
+        """Sum the rows over the workers. Return the sums of this worker's own rows (reduce-scatter)."""
         own = rows.new_empty(len(rows) // self.size, *rows.shape[1:])
         _reduce_scatter(own, rows.contiguous(), group=self._group)
         return own
@@ -68,7 +68,7 @@ ALONE = WorkerGroup()
 
 
 def current_workers() -> WorkerGroup:
-    """Return the default process group of this process, or a group of one."""
+    """Return the default process group; if there is none, a group with only this process."""
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         return _workers_of(None)
     return ALONE

@@ -13,7 +13,7 @@ nor a positive. The document can still be a negative of other queries. If passag
 applies with the roles exchanged. The teacher score of a masked pair is left out too.
 
 Each worker compares its own queries with the passages of all workers. Gathering the guide's embeddings costs half as
-much as gathering the trained ones, because no gradient returns. A masked pair needs 16 bytes. The similarities are
+much as gathering trained embeddings, because no gradient returns. A masked pair needs 16 bytes. The similarities are
 computed in panels and never stored as a whole. The CPU waits for the GPU once per panel."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
         is_above = _above_positives(batch.queries[rows] @ batch.embeddings.T, relevance.positives[rows], margin)
         known = slice(int(starts[rows.start]), int(starts[rows.stop]))
         excluded = relevance.excluded_rows[known] - start, relevance.excluded_columns[known]
-        # Positives and known positives keep their scores; in the relevance they stay excluded.
+        # Positives and known positives keep their teacher scores. In the relevance they stay excluded.
         is_above[excluded] = False
         for name, group in groups.items():
             in_group[name].append(is_above.gather(1, group.columns[rows].clamp(min=0)))

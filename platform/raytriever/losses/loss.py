@@ -8,8 +8,8 @@ The distribution regularizer keeps queries near the documents (out-of-distributi
     L_reg = (1/B) sum_q (1/N) sum_y ||q - y||^2,   where y runs over every distinct candidate of the global batch.
 
 Its expectation is the squared linear-kernel MMD between queries and documents plus their variances. The expanded form
-||q||^2 + mean ||y||^2 - 2 q . mean(y) needs only two means, not the score matrix, and O((B + N) d) operations. It is
-computed only for the full embedding: the sum over its components contains those of truncated embeddings."""
+||q||^2 + mean ||y||^2 - 2 q . mean(y) needs two means and O((B + N) d) operations, but not the score matrix. It is
+computed only for the full embedding, whose squared distance includes the components of truncated embeddings."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Loss(nn.Module):
 
         Raises:
             LossInputError: shapes or types do not agree, an embedding is not finite, or `guide` is missing. Embeddings
-                of length one are not checked on a GPU, because the check would wait for the GPU: the loss is NaN if one
-                is not finite.
+                of length one are not checked on a GPU, because the check would wait for the GPU. The loss is NaN if an
+                embedding is not finite.
         """
         check_batch(queries, passages, relevance)
         if (guide is None) != (self.config.guide is None):
@@ -269,7 +269,7 @@ def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES)
     sent[: own.numel()] = own.flatten()
     gathered = workers.all_gather(sent)
     positives = gathered.nan_to_num(nan=torch.inf).sort().values
-    # A pair counts as lost if the negative is above the positive, and as half lost if their scores are equal.
+    # A pair is wrong if the negative is above the positive, and half wrong if their scores are equal.
     lost = torch.searchsorted(positives, scores) + torch.searchsorted(positives, scores, right=True)
     is_negative = is_negative[: len(queries)]
     sums = torch.stack([(lost * is_negative).sum(dtype=torch.float64) / 2, is_negative.sum(dtype=torch.float64)])

@@ -26,7 +26,7 @@ def read_dims(value: Any) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(re.fullmatch(r"[1-9]\d{0,5}", name) for name in names):
-        raise ValueError("give whole numbers from 1, separated by commas, as in 256,128,64")
+        raise ValueError("give whole numbers of at least 1, separated by commas, as in 256,128,64")
     dims = [int(name) for name in names]
     falling = sorted(set(dims), reverse=True)
     if dims not in (falling, falling[::-1]):
@@ -46,7 +46,7 @@ def read_weights(value: Any) -> str:
     except ValueError:
         weights = []
     if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise ValueError("give a number from 0 for each loss, separated by commas and not all 0, as in 1,0.3")
+        raise ValueError("give a number of at least 0 for each loss, not all 0, separated by commas, as in 1,0.3")
     return ",".join(f"{weight:.15g}" for weight in weights)
 
 
@@ -65,7 +65,7 @@ class LossConfig:
 
     loss: str = option(
         "mw",
-        "the loss, FILE.py:NAME of yours, or a sum: mw+infonce",
+        "name of a loss, FILE.py:NAME of your own loss, or a sum such as mw+infonce",
         choices=LOSS_NAMES,
         pattern=rf"{PATTERN}|.+\+.+",
         metavar="FILE.py:NAME",
@@ -94,12 +94,12 @@ class LossConfig:
     )
     threshold: float = option(
         0.5,
-        "score at which bce takes a pair for relevant with probability 1/2, when training starts; it is trained",
+        "score that means probability 1/2 of relevance for bce when training starts; it is trained too",
         needs=Need("loss", "bce"),
         flag=False,
     )
     positive_weight: float = option(
-        1.0, "weight of a positive pair in bce; a negative one has 1", above=0, needs=Need("loss", "bce"), flag=False
+        1.0, "weight of a positive pair in bce; a negative pair has 1", above=0, needs=Need("loss", "bce"), flag=False
     )
     distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regularizer", minimum=0)
     teacher_temperature: float = option(
@@ -120,13 +120,13 @@ class LossConfig:
     )
     guide: str | None = option(
         None,
-        "frozen encoder that masks false negatives: those that it finds more similar to the query than its positive",
+        "frozen encoder that masks false negatives: passages that it ranks above the positive of the query",
         reads=MODEL,
         metavar="MODEL",
     )
     guide_margin: float | None = option(
         None,
-        "also mask negatives that are at most this fraction of its similarity below the positive, by the guide "
+        "also mask negatives whose similarity by the guide is below the positive's by at most this fraction of it "
         "(default: 0)",
         minimum=0,
         maximum=1,
@@ -218,7 +218,7 @@ def check_loss(config: LossConfig) -> None:
             )
         if given != terms:
             raise ConfigError(
-                f"has {given} weights, but {config.title} has {terms} losses", setting("loss_weights"), "give one each"
+                f"has {given} weights, but {config.title} has {terms} losses", setting("loss_weights"), f"give {terms}"
             )
     for loss_file in config.files:
         loss_file.arguments()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """Paper that defines a loss. `arxiv` is its arXiv number; empty if it has none."""
+    """Paper that defines a loss. `arxiv` is its arXiv number, or empty."""
 
     title: str
     authors: str

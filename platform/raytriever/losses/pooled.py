@@ -1,7 +1,7 @@
 """Losses over all pairs of a query and a document of the batch: `cosent` and `bce`.
 
 Both compare scores of different queries, as `mw` does, and both take graded relevance. A pair has a label from 0 to 1:
-that of the data, otherwise 1 for a positive and 0 for a negative. The labeled pairs are few (`labeled_pairs`); all
+its grade in the data, otherwise 1 for a positive and 0 for a negative. The labeled pairs are few (`labeled_pairs`); all
 others have label 0 and are read once, panel by panel:
 
 1. `cosent` is one log-sum-exp over the negatives of the whole batch. The highest score so far is subtracted. If a panel
@@ -21,7 +21,7 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.row_losses import BLOCK_SCORES, write_positives
 from raytriever.losses.score_matrix import Panel, PartialLoss, Reduction, reduce_scores
 
-# From this x on, softplus(x) equals x, even in double precision.
+# For x of at least this value, softplus(x) equals x, even in double precision.
 LINEAR_FROM = 40.0
 
 
@@ -47,7 +47,7 @@ class _PooledReduction(Reduction):
         self._is_pair = self._columns != PAD
 
     def _take_labeled(self, panel: Panel) -> Float[Tensor, "rows pairs"]:
-        """Return the scores of the panel's labeled pairs; only the other negatives keep theirs in the panel."""
+        """Return the scores of the panel's labeled pairs. In the panel, only unlabeled negatives keep their scores."""
         columns = self._columns[panel.rows]
         scores = panel.scores.gather(1, columns.clamp(min=0))
         panel.exclude(-torch.inf)
@@ -93,13 +93,13 @@ class CosentReduction(_PooledReduction):
         scores = torch.cat(self._scores).double().masked_fill(~self._is_pair, -torch.inf)
         labels = self._labels.double().masked_fill(~self._is_pair, 0)
         own = torch.stack([scores, labels], 2).reshape(-1, 2)
-        # The first score of each worker is that of its negatives together.
+        # The first score of each worker is the log-sum-exp of its negatives.
         negatives = functional.pad((self._mass.log() + self._peak).reshape(1, 1), (0, 1))
         everyones = self._workers.all_gather(torch.cat([negatives, own]))
         order = everyones[:, 1].argsort(stable=True)
         scores, labels = everyones[order].T.contiguous()
         lowered = torch.where(scores == -torch.inf, scores, -scores)
-        # In two rows: a GPU scans a single row in no fixed order.
+        # Use two rows, because a GPU scans a single row in no fixed order.
         sums = torch.stack([scores, lowered.flip(0)]).logcumsumexp(1)
         of_lower, of_higher = functional.pad(sums, (1, 0), value=-torch.inf)
         of_lower = of_lower[torch.searchsorted(labels, labels)]

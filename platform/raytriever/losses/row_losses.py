@@ -47,8 +47,8 @@ class RowLoss:
     # positives' scores [rows, positives], and True in the slots that hold a positive [rows, positives]. Scores are in
     # units of the temperature.
     value: RowValue
-    # Function that returns the columns of the positives that the loss uses. The other positives of a query are not its
-    # negatives either.
+    # Function that returns the columns of the positives that the loss uses. A query's other positives are never its
+    # negatives.
     positives: Callable[[RowRelevance], Tensor] = all_positives
 
 
@@ -133,7 +133,7 @@ def sample_positive(relevance: RowRelevance) -> Int64[Tensor, "rows one"]:
     state = torch.full_like(queries, relevance.seed)
     for word in (torch.full_like(queries, relevance.step), queries):
         state = _mix(state + _GOLDEN) ^ word
-    # The product of 31 bits and a count of at most 2^31 has at most 62 bits.
+    # The product of a number of 31 bits and a number of positives of at most 2^31 has at most 62 bits.
     uniform = (_mix(state + _GOLDEN) >> 33) & 0x7FFFFFFF
     choice = (uniform * is_positive.sum(1)) >> 31
     slot = (is_positive & (is_positive.cumsum(1) == choice[:, None] + 1)).int().argmax(1, keepdim=True)

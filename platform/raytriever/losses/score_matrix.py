@@ -43,7 +43,7 @@ def add_rows(
     """Add each value to its row of `total`, in an order that is the same in every run. Return `total`."""
     if total.device.type == "cpu":
         return total.index_add_(0, rows, values)
-    # On a GPU, only `index_put_` has a fixed order, because it sorts first. On a CPU, only `index_add_` has one.
+    # On a GPU, only `index_put_` adds in a fixed order, because it sorts first. On a CPU, only `index_add_` does.
     return total.index_put_((rows,), values, accumulate=True)
 
 
@@ -113,7 +113,7 @@ class Products:
 
 
 def panel_height(rows: int, row_bytes: int, device: str) -> int:
-    """Return the height of panels for a number of rows on a type of device. `row_bytes` is the size of a row."""
+    """Return the number of rows of a panel on a type of device, at most `rows`. `row_bytes` is the size of a row."""
     most = max(1, (GPU_PANEL_BYTES if device == "cuda" else PANEL_BYTES) // row_bytes)
     if device != "cuda" or most < GPU_TILE:
         return min(rows, most)

@@ -36,7 +36,7 @@ def load_own_loss(own: LossFile) -> ScoreLoss:
     """Return the loss of a user's file: a function of the score matrix, or a loss by row.
 
     Raises:
-        ConfigError: the file cannot be used; an error of its code names the line.
+        ConfigError: the file cannot be used. If its code fails, the error names the line.
     """
     value, arguments = own.load(), own.arguments()
     if isinstance(value, RowLoss):
@@ -134,7 +134,7 @@ def probe(loss: Loss, own: LossFile) -> None:
         raise ConfigError(error.args[0], where, "correct the file") from error
     if not torch.isfinite(value):
         raise ConfigError(
-            f"returns {float(value.detach())} for a batch of 4 queries and 10 passages", where, "return a number"
+            f"returns {float(value.detach())} for a batch of 4 queries and 10 passages", where, "return a finite number"
         )
     if not value.requires_grad:
         raise ConfigError("has no gradient", where, "compute the value from 'scores' with differentiable functions")

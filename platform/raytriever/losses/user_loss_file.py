@@ -41,7 +41,7 @@ class LossFile:
 
     @classmethod
     def parse(cls, loss: str) -> LossFile | None:
-        """Parse the setting `loss`; None for the name of a built-in loss."""
+        """Parse the setting `loss`. Return None for the name of a built-in loss."""
         match = re.fullmatch(PATTERN, loss)
         return match and cls(Path(os.path.expanduser(match["file"])), match["name"], match["digest"] or "")
 
@@ -79,8 +79,8 @@ class LossFile:
         """Execute the file once for its content, and return the object that it defines under the name.
 
         Raises:
-            ConfigError: see `read`; the code of the file fails (the error names its line); or the code does not define
-                the name.
+            ConfigError: see `read`. Also if the code of the file fails (the error names the line), or if it does not
+                define the name.
         """
         defined = vars(_run(self.file, self.read()))
         if self.name not in defined:
@@ -89,7 +89,7 @@ class LossFile:
         return defined[self.name]
 
     def arguments(self) -> tuple[str, ...]:
-        """Return the names of the function's arguments; empty if the loss is not a function.
+        """Return the names of the function's arguments; `()` if the loss is not a function.
 
         Raises:
             ConfigError: see `load`; or the function has an argument that raytriever cannot supply.

@@ -1,12 +1,12 @@
 """Confidences: scores for the claim that the best document of a ranking is relevant. Higher is more confident.
 
-- `score`: the highest score, s_1. Only its threshold has the same meaning for all queries by design.
+- `score`: the highest score, s_1. Only a threshold of `score` means the same for all queries by design.
 - `entropy`: the negative entropy of a softmax over the ranked scores of the query, divided by a temperature.
 - `combined`: a logistic model of both, of the margin s_1 - s_2, and of BM25's results for the same query. These results
   are BM25's score of the best document, this score divided by BM25's highest score, BM25's margin, and whether both
   rankings have the same first document.
 
-`score` is not fitted. The temperature of `entropy` is the median spread of the scores of some questions; it needs no
+`score` is not fitted. The temperature of `entropy` is the median spread of the scores of some questions, without
 judgements. `combined` is fitted to the right and wrong answers of some questions."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
 
     Args:
         scores: ranked scores, the highest first, at least two columns. Missing scores at the end are NaN: BM25 does not
-            rank documents that have no term of the query. Their score is 0.
+            rank documents that have no term of the query. A missing score counts as 0.
         temperature: unit of the scores in the softmax, above 0.
     """
     filled = np.nan_to_num(scores.astype(np.float64), nan=0.0)
@@ -51,9 +51,9 @@ def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> 
 def combined_features(
     questions: RankedQuestions, depth: int, temperature: float
 ) -> Float64[ndarray, "questions features"]:
-    """Return the features of `combined`, in the order of `FEATURES`. Raise `MetricInputError` if BM25 was not asked."""
+    """Return the features of `combined`, in the order of `FEATURES`. Raise `MetricInputError` without BM25's scores."""
     if questions.bm25 is None or questions.agrees is None:
-        raise MetricInputError("the scores of BM25 are missing", COMBINED, "give them")
+        raise MetricInputError("the scores of BM25 are missing", COMBINED, "give BM25's scores of the questions")
     scores = questions.scores[:, :depth]
     ranked = confidences(scores, temperature)
     highest, second, of_best = questions.bm25.astype(np.float64).T
@@ -76,13 +76,13 @@ FEATURES = (SCORE, "margin", ENTROPY, "same best document", "BM25 of the best do
 
 @dataclass(frozen=True)
 class RankedQuestions:
-    """Ranked scores of questions, and what is known about their best documents."""
+    """Ranked scores of questions, with judgements and BM25 scores of their best documents."""
 
-    scores: Float[ndarray, "questions depth"]  # ranked scores, the highest first; NaN if there is no document
+    scores: Float[ndarray, "questions depth"]  # ranked scores, the highest first; NaN for a rank without a document
     # Whether the documents at the first ranks are relevant; at least one column.
     relevant: Bool[ndarray, "questions ranks"]
-    kinds: ndarray  # for each question without an answer in the corpus, its kind; empty for a question with an answer
-    # Highest and second highest score of BM25, and its score of the best document; None without BM25.
+    kinds: ndarray  # kind of each question that has no answer in the corpus; empty for a question with an answer
+    # BM25's highest and second highest score, and BM25's score of the best document; None without BM25.
     bm25: Float[ndarray, "questions 3"] | None = None
     agrees: Bool[ndarray, " questions"] | None = None  # whether BM25 ranks the same document first; None without BM25
 
@@ -100,13 +100,13 @@ class RankedQuestions:
         return self.kinds == ""
 
     def where(self, keep: ndarray) -> Self:
-        """Return some of the questions, given a mask or positions."""
+        """Return the questions that a mask or an array of indices selects."""
         columns: Iterable[Any] = vars(self).values()
         kept: list[Any] = [None if column is None else column[keep] for column in columns]
         return type(self)(*kept)
 
     def joined(self, other: Self) -> Self:
-        """Return these questions and those of another split."""
+        """Return these questions, followed by those of another split."""
         pairs: Iterable[tuple[Any, Any]] = zip(vars(self).values(), vars(other).values(), strict=True)
         both: list[Any] = [None if left is None or two is None else np.concatenate([left, two]) for left, two in pairs]
         return type(self)(*both)
@@ -116,19 +116,19 @@ class RankedQuestions:
 class Confidence:
     """Confidence of a query, computed from its ranked scores."""
 
-    name: str  # `combined`, or a name of `confidences`
+    name: str  # `combined`, or one of the names that `confidences` returns
     depth: int  # number of ranked scores that are read
     temperature: float  # unit of the scores in the softmax
     weights: tuple[float, ...] = ()  # weights of `FEATURES`; empty unless the confidence is `combined`
-    intercept: float = 0.0  # added to the weighted sum, which is then the log-odds that the best document is relevant
+    intercept: float = 0.0  # added to the weighted sum; the result is the log-odds that the best document is relevant
 
     def __post_init__(self) -> None:
         expected = len(FEATURES) if self.name == COMBINED else 0
         numbers = (self.temperature, self.intercept, *self.weights)
         if self.name not in NAMES or len(self.weights) != expected or not np.isfinite(numbers).all():
-            raise MetricInputError(f"{self.name!r} has {len(self.weights)} weights", "confidence", "fit it again")
+            raise MetricInputError(f"{self.name!r} has invalid parameters", "confidence", "fit the confidence again")
         if self.temperature <= 0 or self.depth < 2:
-            raise MetricInputError("its temperature or its depth is too low", "confidence", "fit it again")
+            raise MetricInputError("the temperature or the depth is too low", "confidence", "fit the confidence again")
 
     @property
     def reads_bm25(self) -> bool:
@@ -147,7 +147,7 @@ class Confidence:
 
 
 def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
-    """Fit a confidence. Its temperature depends only on the scores. For `combined`, also fit the weights. The
+    """Fit a confidence. The temperature depends only on the scores. For `combined`, also fit the weights. The
     weights are those of a logistic regression of `right` on the standardized features, with a penalty of 5 Σ w²."""
     if name not in NAMES:
         raise MetricInputError(f"{name!r} is unknown", "confidence", f"give one of {', '.join(NAMES)}")
@@ -167,7 +167,7 @@ def folds_of(count: int) -> Int64[ndarray, " questions"]:
 
 
 def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
-    """Return the confidence of each question. Weights, if there are any, are fitted without its fold."""
+    """Return the confidence of each question. If weights are fitted, they are fitted without the question's fold."""
     if name != COMBINED:
         return fit_confidence(name, questions).of(questions)
     fold, values = folds_of(len(questions)), np.empty(len(questions))
@@ -200,8 +200,8 @@ def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " fea
 def least_log_loss(
     inputs: Float64[ndarray, "cases features"], targets: ndarray, start: ndarray, penalty: ndarray | float = 0.0
 ) -> Float64[ndarray, " features"]:
-    """Return the weights of a logistic model with the lowest mean log loss plus half the penalty of each weight's
-    square."""
+    """Return the weights of the logistic model that minimizes the mean log loss plus the sum of half of each penalty
+    times the weight's square."""
     from scipy.optimize import minimize
 
     def loss(weights: ndarray) -> float:

@@ -15,7 +15,7 @@ the whole procedure: if no threshold is good enough, nothing is shown (everythin
 
 The confidence of a question must not depend on the n questions, so they must not be used to choose the confidence. The
 guarantee is exact for `score`. The temperature of `entropy` is a median over the n questions, which one more question
-hardly changes. `combined` is fitted to their right answers by cross-fitting, so it has no guarantee.
+hardly changes. `combined` is cross-fitted to their right and wrong answers, so it has no guarantee.
 docs/explanation/intervals.md has simulations."""
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ FEWEST_ANSWERED = 30
 # For 50 questions, Wilson's interval of a precision of 0.9 is 0.79 to 0.96. If one of two splits has fewer questions,
 # the threshold is chosen and checked on all questions of both splits, if there are at least 20.
 FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
-# `combined` is a model of seven parameters. If it is fitted to fewer answers, the intervals are too narrow.
+# `combined` is a model of seven parameters. If it is fitted to fewer questions than this, the intervals are too narrow.
 FEWEST_OF_COMBINED = 30
-# If a threshold is checked on the questions that chose it, the interval must be valid for all thresholds at once. In
+# If a threshold is chosen and checked on the same questions, the interval must be valid for all thresholds at once. In
 # 95 % of samples of n questions, the error of a fraction is at most 1.36 / sqrt(n) at all thresholds (Kolmogorov), but
 # at most 0.98 / sqrt(n) at one fixed threshold. So the interval is that of (0.98 / 1.36)² = 0.52 times as many
 # questions.
@@ -59,9 +59,9 @@ _CONFORMAL = "conformal threshold"
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and the value that it achieves on the questions or pairs that chose it."""
+    """Threshold, and the value that it achieves on the questions or pairs on which it was chosen."""
 
-    target: str  # metric with a target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`
+    target: str  # metric of the target; see `choose_answer_threshold` and `pair_threshold.choose_pair_threshold`
     wanted: float | None  # target value of the metric, above 0 and at most 1; None for the highest value
     score: float  # lowest confidence or score that is accepted; infinite if the target is out of reach
     reached: bool  # whether a threshold with the target value exists
@@ -89,7 +89,7 @@ def choose_answer_threshold(
       questions, half of them). A higher threshold may have a lower precision.
     - `answered`: the highest threshold that reaches the target.
     - `f1`: the highest threshold with the highest F1.
-    - `wrong_answers`, `missed`: the threshold for which the expected loss of later questions is at most the target.
+    - `wrong_answers`, `missed`: the threshold for which the expected loss of a new question is at most the target.
 
     Args:
         confidence: confidence of the ranking of each question; -inf if there is no document.
@@ -129,7 +129,7 @@ def choose_answer_threshold(
 def find_threshold(
     target: str, wanted: float | None, scores: Float64[ndarray, " scores"], values: ndarray, *, lowest: bool
 ) -> Threshold:
-    """Return the lowest or highest of ascending scores whose value is at least the target. Values may be NaN."""
+    """Return the lowest or highest of the ascending `scores` whose `values` entry reaches `wanted`; NaN does not."""
     best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
     enough = np.flatnonzero(values >= (best if wanted is None else wanted))
     if not len(enough) or best == 0:
@@ -150,8 +150,8 @@ class AnswersAchieved:
     answered: Proportion  # fraction of the questions with an answer for which a document is shown
     top_precision: Proportion  # fraction of the questions with a shown document whose document is relevant
     wrong: Proportion  # fraction of all questions for which a document is shown that is not relevant
-    f1: Proportion  # 2 * questions with a relevant shown document / (questions with a shown document + with an answer)
-    # For each kind of questions without an answer, share for which a document is shown.
+    f1: Proportion  # 2 * shown relevant documents / (shown documents + questions with an answer)
+    # For each kind of questions without an answer, the fraction of these for which a document is shown.
     unanswerable: dict[str, Proportion]
 
     def of(self, target: str) -> Proportion:
@@ -166,7 +166,7 @@ def achieve_answers(
     """Compute the proportions of questions whose best document is shown.
 
     Args:
-        worth: factor for the number of questions, for wider intervals; below 1 if the questions chose the threshold.
+        worth: n questions are treated as `worth` * n. Give less than 1 if the threshold was chosen on them.
     """
     right, answerable = shown & questions.right, questions.answerable
 
@@ -188,20 +188,20 @@ def achieve_answers(
 
 @dataclass(frozen=True)
 class AnswerDecision:
-    """Decision of a model whether to answer the questions of a data set, and what it achieves."""
+    """Rule by which a model decides whether to answer a question of a data set, and what the rule achieves."""
 
     confidence: Confidence
-    # Threshold of each target, and what it achieves on the checking questions; None if out of reach.
+    # Each target's threshold, and what the threshold achieves when checked (None if the target is out of reach).
     thresholds: list[tuple[Threshold, AnswersAchieved | None]]
-    # Questions that chose the thresholds, and their confidences; those of `combined` are out-of-fold.
+    # Questions on which thresholds were chosen, and their confidences; those of `combined` are out-of-fold.
     chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
-    # Questions on which the thresholds are checked, and their confidences. With too few questions for two splits, this
-    # is the same object as `chosen`.
+    # Questions on which the thresholds are checked, and their confidences. If one split has too few questions,
+    # this is the same object as `chosen`.
     checked: tuple[RankedQuestions, Float64[ndarray, " questions"]]
 
     @property
     def is_checked_apart(self) -> bool:
-        """True if thresholds were checked on other questions than those that chose them."""
+        """True if thresholds were chosen and checked on different questions."""
         return self.checked is not self.chosen
 
 
@@ -213,14 +213,14 @@ def decide(
 ) -> AnswerDecision:
     """Fit a confidence and choose thresholds on one split, and check them on the other.
 
-    If a split has fewer than 50 questions, all questions of both splits choose and check the thresholds. Then the
+    If a split has fewer than 50 questions, thresholds are chosen and checked on all questions of both splits. Then the
     proportions are a little too good, and the intervals are those of half as many questions. Raise
     `MetricInputError` if both splits together have fewer than 20 questions (`combined`: 30), or no question has an
     answer.
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.
-        targets: metrics with wanted values, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1",
+        targets: metrics with target values, such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1",
             None)`.
         confidence: one of `answer_confidence.NAMES`. If it is chosen on the same questions, there is no guarantee.
     """
@@ -249,7 +249,7 @@ def check_enough(questions: int, confidence: str) -> None:
     """Raise `MetricInputError` if all splits together have too few questions for a threshold of a confidence."""
     fewest = FEWEST_OF_COMBINED if confidence == COMBINED else FEWEST_IN_ALL
     if questions < fewest:
-        remedy = f"a threshold of {confidence} needs {fewest} questions"
+        remedy = f"give at least {fewest} for a threshold of {confidence}"
         raise MetricInputError(f"{questions} questions are too few", "threshold", remedy)
 
 
@@ -266,7 +266,7 @@ def unreachable(target: str, wanted: float, questions: RankedQuestions) -> str:
 
 
 def fewest_questions(alpha: float) -> int:
-    """Return the smallest number of questions with which a risk of at most `alpha` (above 0, below 1) is possible."""
+    """Return the smallest number of questions that can guarantee a risk of at most `alpha` (above 0, below 1)."""
     if not 0 < alpha < 1:
         raise MetricInputError(f"the fraction is {alpha:g}", _CONFORMAL, "give a fraction above 0 and below 1")
     return int(np.ceil(1 / alpha - 1 - 1e-9))
@@ -275,16 +275,16 @@ def fewest_questions(alpha: float) -> int:
 def wrong_answers_threshold(
     confidence: Float[ndarray, " questions"], right: Bool[ndarray, " questions"], alpha: float
 ) -> float | None:
-    """Choose the lowest threshold at which a further question is shown a wrong answer with probability at most alpha.
+    """Choose the lowest threshold at which a new question is shown a wrong answer with probability at most alpha.
 
     Args:
         confidence: confidence of each question, -inf without a document. The best document is shown if its confidence
             is at or above the threshold.
-        alpha: fraction of all questions, above 0 and below 1.
+        alpha: allowed fraction of all questions that are shown a wrong answer, above 0 and below 1.
 
     Returns:
-        The threshold. None if there are too few questions, or if every confidence is too low. Then the guarantee is
-        kept only if nothing is shown.
+        The threshold. None if there are too few questions, or if every confidence is too low. Then only
+        showing nothing keeps the guarantee.
     """
     confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
     is_found = np.isfinite(confidence)
@@ -299,15 +299,15 @@ def wrong_answers_threshold(
 
 
 def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> float | None:
-    """Choose the highest threshold at which a further question with an answer gets no document with probability at
+    """Choose the highest threshold at which a new question with an answer is shown no document with probability at
     most alpha.
 
     Args:
         confidence: confidence of questions with an answer; -inf without a document: such questions are always missed.
-        alpha: fraction of such questions, above 0 and below 1.
+        alpha: allowed fraction of such questions that are shown no document, above 0 and below 1.
 
     Returns:
-        The threshold, which is one of the confidences. None if the questions are too few, or too many have no document.
+        The threshold, which is one of the confidences. None if questions are too few, or too many lack a document.
     """
     confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
     allowed = _allowed(alpha, len(confidence))
@@ -316,7 +316,7 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
 
 
 def _allowed(alpha: float, questions: int) -> int:
-    """Return how many of the questions may have a loss of 1. Return -1 if there are too few questions for alpha."""
+    """Return how many of the questions may have a loss of 1; -1 if there are too few questions for this alpha."""
     if questions < fewest_questions(alpha):
         return -1
     return int(np.floor(alpha * (questions + 1) + 1e-9)) - 1

@@ -15,9 +15,9 @@ from scipy.special import expit, logit, stdtrit
 
 from raytriever.metrics.metric_inputs import MetricInputError, check_confidence, check_queries, scores_of
 
-# Limit of the number of pairs: twice this number must fit in 64 bits.
+# Limit of the number of pairs, because twice the number of pairs must fit in 64 bits.
 MOST_PAIRS = 2**63
-# With fewer misordered clusters, the interval may contain the true AUC less often than its confidence, or be too wide.
+# If fewer clusters than this have misordered pairs, the interval may miss the true AUC too often, or be too wide.
 FEW_MISORDERED = 10
 
 
@@ -54,7 +54,7 @@ def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray
     """Return both pools in ascending order, with the same type. Raise `MetricInputError` for too many pairs."""
     above, below = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
     if len(above) * len(below) >= MOST_PAIRS:
-        what = f"{len(above)} x {len(below)} scores"
+        what = f"there are {len(above)} x {len(below)} pairs of scores"
         raise MetricInputError(what, "AUC", "give pools of fewer than 2^63 pairs")
     shared = np.promote_types(above.dtype, below.dtype)
     return np.sort(above.astype(shared, copy=False)), np.sort(below.astype(shared, copy=False))
@@ -62,7 +62,7 @@ def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray
 
 @numba.njit(cache=True)
 def doubled_placements(scores, others):  # type: ignore[no-untyped-def]
-    """Return, for each score, twice the number of `others` below it plus the number of equal ones. Both ascend."""
+    """Return, for each score, 2 * (number of `others` below it) + (number of equal ones). Both must be sorted."""
     counts = np.empty(len(scores), np.int64)
     below = not_above = 0
     for index, score in enumerate(scores):
@@ -134,15 +134,15 @@ class AucInterval:
     standard_error: float
     low: float
     high: float
-    # The smaller of two numbers: of clusters with a positive that is not above all negatives, and of clusters with a
-    # negative that is not below all positives. Without queries, each score is a cluster.
+    # The smaller of two numbers: that of clusters with a positive that is not above all negatives, and that of clusters
+    # with a negative that is not below all positives. Without queries, each score is a cluster.
     misordered: int
 
     @property
     def note(self) -> str | None:
         """Sentence that says why the bounds are missing or uncertain; None if they are neither."""
         if self.low != self.low:
-            return "There is no interval: it needs two queries with a relevant document, and two with another document."
+            return "There is no interval: it needs two queries with a relevant document and two with an irrelevant one."
         if self.auc in (0, 1):
             return "All pairs are in the same order. So the interval depends only on the number of queries."
         if self.misordered < FEW_MISORDERED:
@@ -160,10 +160,10 @@ def auc_interval(
 ) -> AucInterval:
     """Compute the AUC of two pools with its standard error and confidence interval.
 
-    With queries, the error is that of Obuchowski (1997) with the scores of a query as a cluster; without queries, that
-    of DeLong, DeLong & Clarke-Pearson (1988). The placement of a positive is the fraction of negatives below it,
-    V(p) = mean_n ([p > n] + [p = n] / 2). The placement of a negative, W(n), is the fraction of positives above it.
-    Both have the mean θ, which is the AUC.
+    With queries, the error is that of Obuchowski (1997), and the scores of a query are a cluster. Without queries, it
+    is that of DeLong, DeLong & Clarke-Pearson (1988). The placement of a positive is the fraction of negatives below
+    it, V(p) = mean_n ([p > n] + [p = n] / 2). The placement of a negative, W(n), is the fraction of positives above
+    it. Both have the mean θ, which is the AUC.
 
         independent scores:  var θ = var V / |P| + var W / |N|                                               (DeLong)
         clusters q of I:     var θ = S_P / |P| + S_N / |N| + 2 S_PN / |P||N|                              (Obuchowski)
@@ -175,13 +175,13 @@ def auc_interval(
     Placements are computed by merging sorted pools (Sun & Xu, 2014).
 
     The interval is computed on the logit, so it stays within 0 and 1 (Pepe, 2003), with Student's quantile. Near an AUC
-    of 1, few clusters have all misordered pairs. Then the variance is as uncertain as without the other clusters. So
-    the degrees of freedom are an effective number of clusters, computed from the kurtosis of their fractions
+    of 1, few clusters have all misordered pairs. Then the variance is as uncertain as if there were only these. So
+    the degrees of freedom are an effective number of clusters, computed from the kurtosis of their contributions
     d_q = A_q / |P| + B_q / |N|:
 
         1 / df = Σ d_q⁴ / (Σ d_q²)² - 2 / I,   df from 1 to I - 1
 
-    For normal fractions, df is I. If m of many clusters have all misordered pairs, df is m.
+    If the d_q are normally distributed, df is I. If m of many clusters have all misordered pairs, df is m.
     `benchmarks/interval_coverage.py` simulates how often the interval contains the true AUC.
 
     Without overlap of the pools, the variance is unknown. If none of I clusters has a misordered pair, at most a
@@ -257,7 +257,7 @@ def _placements(
     above, below = sort_pools(positives, negatives)
     of_positives = doubled_placements(above, below) / (2.0 * len(below))
     of_negatives = 1 - doubled_placements(below, above) / (2.0 * len(above))
-    # Placements have the order of the sorted scores, so the queries need the same order.
+    # Placements have the order of the sorted scores, so the queries are sorted in the same way.
     return of_positives, of_negatives, positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
 
 
@@ -299,7 +299,7 @@ class RocCurve:
     thresholds: Float64[ndarray, " points"]
     false_positive_rate: Float64[ndarray, " points"]  # fraction of negatives at or above the threshold
     true_positive_rate: Float64[ndarray, " points"]  # fraction of positives at or above the threshold
-    # `low`, `high`: confidence band of the true positive rate.
+    # `low`, `high`: bounds of the confidence band of the true positive rate.
     low: Float64[ndarray, " points"]
     high: Float64[ndarray, " points"]
 
@@ -313,14 +313,14 @@ def roc_curve(
     """Compute the ROC curve at about `points` thresholds of each pool, with a simultaneous confidence band.
 
     Ten million scores have millions of thresholds, so the curve has only those at evenly spaced ranks of each pool.
-    Both rates are exact at each of them. Between two neighbors, a rate grows by at most 1 / points plus one score,
-    except at equal scores; there the curve is a straight line anyway.
+    Both rates are exact at each of these thresholds. Between two of them, a rate grows by at most 1 / points plus the
+    share of one score, except at equal scores; there the curve is a straight line anyway.
 
     The band contains the whole true curve with the given confidence, for any distributions. The error of the rate of a
     pool of n scores is at most d = sqrt(ln(2 / a) / 2n) at all thresholds at once (Dvoretzky, Kiefer & Wolfowitz, 1956,
     with the constant of Massart, 1990). Here a = 1 - sqrt(confidence), because this must be true for both pools. Around
-    each point, both errors form a rectangle. The band is the union of the rectangles (Campbell, 1994). It assumes
-    independent scores. Scores of one query are correlated, so few scores per query make the band more accurate.
+    each point, both errors form a rectangle. The band is the union of the rectangles (Campbell, 1994). The band
+    assumes independent scores. Scores of one query are correlated, so few scores per query make the band more accurate.
 
     Args:
         positives, negatives: scores of any range and order; infinities are allowed.
@@ -335,7 +335,7 @@ def roc_curve(
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, thresholds) / len(below)]
     aside, upward = (float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * len(pool)))) for pool in (below, above))
-    # Find the corners of each rectangle. If one is between two kept thresholds, use the one farther from its point.
+    # Find the corners of each rectangle. For a corner between two thresholds, use the one farther from the point.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
     low, high = np.maximum(true[lowest] - upward, 0), np.minimum(true[highest] + upward, 1)

@@ -15,7 +15,7 @@ _UPPER = 0.975
 
 @dataclass(frozen=True)
 class Proportion:
-    """Proportion `count / total` with its confidence interval. For `total = 0` it is NaN with the interval [0, 1]."""
+    """Proportion `count / total` with its confidence interval. If `total` is 0: NaN, with the interval [0, 1]."""
 
     count: int
     total: int
@@ -29,12 +29,12 @@ class Proportion:
 
     @property
     def rest(self) -> Proportion:
-        """Proportion of the other cases."""
+        """Proportion of the other cases: 1 - count / total."""
         return Proportion(self.total - self.count, self.total, 1 - self.high, 1 - self.low)
 
 
 def wilson(successes: float, trials: float) -> tuple[float, float]:
-    """Compute Wilson's (1927) 95 % interval of a proportion of independent cases. Without trials, it is 0 to 1.
+    """Compute Wilson's (1927) 95 % interval of a proportion of independent cases. It is 0 to 1 without trials.
 
         (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)
 
@@ -74,5 +74,5 @@ def _wilson_bounds(fraction: float, trials: float, z: float) -> tuple[float, flo
     middle = fraction + z * z / (2 * trials)
     reach = z * float(np.sqrt(fraction * (1 - fraction) / trials + z * z / (4 * trials**2)))
     whole = 1 + z * z / trials
-    # If the proportion is 0 or 1, so is one bound. A division would round it.
+    # If the proportion is 0 or 1, one bound equals it exactly. A division would round this bound.
     return (middle - reach) / whole if fraction else 0.0, (middle + reach) / whole if fraction < 1 else 1.0

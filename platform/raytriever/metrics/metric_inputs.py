@@ -1,7 +1,7 @@
 """Checks of the inputs of metrics: scores, their queries, confidence levels and paired values.
 
 Every metric raises `MetricInputError` for a NaN and for arrays of different lengths. A metric that needs queries raises
-it for a score without a query. A metric that is undefined for empty inputs raises it for them."""
+this error for a score without a query. A metric that is undefined for empty inputs raises it if an input is empty."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def scores_of(values: ndarray, where: str) -> ndarray:
 
 def refuse_nan(values: ndarray, where: str) -> None:
     """Raise `MetricInputError` if an entry is NaN."""
-    # First check the sum, which needs no second array. It is NaN only if a score is, or if infinities have both signs.
+    # First check the sum, which needs no second array. The sum is NaN only for a NaN, or for infinities of both signs.
     with np.errstate(invalid="ignore", over="ignore"):
         suspicious = np.isnan(values.sum())
     if suspicious and (bad := np.flatnonzero(np.isnan(values))).size:
-        remedy = "a score must have a position in the order: check that all embeddings are finite"
+        remedy = "check that all embeddings are finite: a NaN cannot be ordered"
         raise MetricInputError(f"{bad.size} scores are NaN, the first at index {bad[0]}", where, remedy)
 
 
@@ -76,5 +76,5 @@ def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, "
     differences = ours - theirs
     if not np.isfinite(differences).all():
         query = int(np.flatnonzero(~np.isfinite(differences))[0])
-        raise MetricInputError(f"query {query} has no finite value", "paired test", "leave it out of both systems")
+        raise MetricInputError(f"query {query} has no finite value", "paired test", "remove the query from both")
     return differences

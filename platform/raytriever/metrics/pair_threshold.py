@@ -1,6 +1,6 @@
 """Thresholds for the scores of pairs of a query and a document, chosen on one split and checked on another.
 
-A pair is classified as relevant if its score is at or above the threshold. `answer_threshold` has other thresholds:
+A pair is classified as relevant if its score is at or above the threshold. The thresholds of `answer_threshold` differ:
 they decide whether the best document of a question is shown."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PairTarget = Literal["precision", "recall"]
 
 @dataclass(frozen=True)
 class ScoredPools:
-    """Pooled scores of a split, and the index of the query of each score (from 0), if known."""
+    """Pooled scores of a split and, if known, the index of each score's query, counted from 0."""
 
     positives: Float[ndarray, " positives"]
     negatives: Float[ndarray, " negatives"]
@@ -52,7 +52,7 @@ def ranked_relevance(pools: ScoredPools, count: int, depth: int) -> Bool[ndarray
 
 
 def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> Int64[ndarray, " scores"]:
-    """Return the queries of scores. Raise `MetricInputError` if they are unknown or do not fit."""
+    """Return the queries of scores. Raise `MetricInputError` if they are unknown or do not fit the scores."""
     if queries is None:
         raise MetricInputError("the queries of scores are unknown", "top answers", "give the query of each score")
     check_queries(queries, scores, "top answers")
@@ -83,8 +83,8 @@ def choose_pair_threshold(pools: ScoredPools, target: PairTarget, wanted: float)
 def best_f1_threshold(
     positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]
 ) -> tuple[float, float, float]:
-    """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it. F1 is 2
-    precision recall / (precision + recall). Of several thresholds with the highest F1, choose the highest."""
+    """Return the threshold with the highest F1 of pairs, and its precision and recall. F1 is 2 precision recall /
+    (precision + recall). Of several thresholds with the same F1, the highest is chosen."""
     scores, true, accepted = _points(positives, negatives)
     f1 = 2 * true / (accepted + len(positives))  # a single division of integers, so that equal F1 give equal floats
     best = len(f1) - 1 - int(f1[::-1].argmax())
@@ -94,7 +94,7 @@ def best_f1_threshold(
 def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     """Return the distinct scores, ascending, and the numbers of positives and of pairs at or above each score."""
     if not len(positives):
-        raise MetricInputError("there are no positives", "threshold", "choose it on a split with relevant documents")
+        raise MetricInputError("there are no positives", "threshold", "choose on a split with relevant documents")
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)

@@ -5,7 +5,7 @@ metric is the fraction of a question's relevant passages that is kept, for quest
 
 The guarantee is conformal risk control (Angelopoulos et al., ICLR 2024), as Chakraborty et al. (2025, arXiv:2511.17908)
 select contexts. The loss of a question is the fraction of its relevant passages that is not kept, 0 to 1. It does not
-fall as the threshold rises. If n questions are exchangeable with the next one, its expected loss is at most 1 - wanted:
+fall as the threshold rises. If n questions and a new one are exchangeable, its expected loss is <= 1 - wanted:
 
     threshold = max { t : (n R(t) + 1) / (n + 1) <= 1 - wanted },   R(t) = mean loss of the n questions at t
 
@@ -42,7 +42,7 @@ class RankedPassages:
         return len(self.counts)
 
     def joined(self, other: Self) -> Self:
-        """Return these questions and those of `other`. Shorter rankings are padded."""
+        """Return these questions and those of `other`. Shorter rankings are padded with NaN."""
         depth = max(self.scores.shape[1], other.scores.shape[1])
         scores, relevant = [], []
         for questions in (self, other):
@@ -59,11 +59,11 @@ class RankedPassages:
 
 @dataclass(frozen=True)
 class PassagesKept:
-    """Passages of some questions that a threshold keeps."""
+    """Fraction of the relevant passages, and number of all passages, that a threshold keeps for some questions."""
 
     questions: int  # number of questions
-    # Fraction of a question's relevant passages that is kept, averaged over questions. Its 95 % interval is `low` to
-    # `high`.
+    # Fraction of a question's relevant passages that is kept, averaged over questions. `low` and `high`
+    # are its 95 % interval.
     fraction: float
     low: float
     high: float
@@ -71,16 +71,16 @@ class PassagesKept:
 
 
 def choose_kept_threshold(passages: RankedPassages, wanted: float) -> Threshold:
-    """Choose the highest threshold that keeps the target fraction of the relevant passages of a further question. Raise
-    `MetricInputError` if the target is out of range, or there is no question.
+    """Choose the highest threshold that keeps, for a new question, the fraction `wanted` of its relevant passages on
+    average. Raise `MetricInputError` if `wanted` is out of range, or if there is no question.
 
     Args:
         passages: ranked passages of at least one question.
-        wanted: target for the expected fraction of its relevant passages, above 0 and below 1.
+        wanted: target value, above 0 and below 1.
 
     Returns:
         The threshold, which is the score of a passage. The target is out of reach if there are too few questions, or if
-        too many relevant passages are outside the rankings. Then `value` is the largest fraction that can be kept.
+        too many relevant passages are outside the rankings. `Threshold.value` is then the largest possible fraction.
     """
     fewest_questions(1 - wanted)  # checks the range of `wanted`
     if not len(passages):
@@ -101,7 +101,7 @@ def achieve_kept(passages: RankedPassages, threshold: float, worth: float = 1.0)
     """Compute the fraction of relevant passages and the number of passages that a threshold keeps.
 
     Args:
-        worth: factor for the number of questions, for a wider interval; below 1 if the questions chose the threshold.
+        worth: n questions are treated as `worth` * n. Give less than 1 if the threshold was chosen on them.
     """
     fractions = passages.fractions(threshold)
     low, high = wilson_by_query(fractions, np.ones(len(fractions)), worth)
@@ -115,4 +115,4 @@ def unreachable_kept(wanted: float, passages: RankedPassages) -> str:
     if count < needed:
         return f"{count:,} questions with an answer are too few: a fraction of {wanted:g} needs {needed:,}"
     lost = 1 - float(passages.fractions(-np.inf).mean())
-    return f"{lost:.3f} of the relevant passages are not among the {passages.scores.shape[1]} best of their questions"
+    return f"{lost:.3f} of a question's relevant passages are, on average, not in its {passages.scores.shape[1]} best"

@@ -5,7 +5,7 @@ have no `@`, because MLflow refuses it. A new metric is a function in this file 
 
 Every ranking metric needs only the rank of each judged document. One pass over the rankings finds these ranks: each
 result is looked up among the judgements of its query. So ten thousand queries with a thousand results need one pass and
-no dictionaries, and a metric is a sum over judgements. The arguments of all functions except `accuracy` are these ranks
+no dictionaries, and a metric is a sum over judgements. The arguments of all metrics except `accuracy` are these ranks
 and a cutoff k (None for the whole ranking, if the metric allows it). They return a value from 0 to 1 for each query."""
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Relevance:
     """Judged documents of each query.
 
     Args:
-        queries: position of the judged query, int64 `[judgements]`.
-        documents: position of the judged document, int64 `[judgements]`.
-        scores: grade of the document, int64 `[judgements]`; a grade above 0 is relevant.
-        query_count: number of queries; their positions begin at 0.
+        queries: index of each judgement's query, int64 `[judgements]`.
+        documents: index of each judgement's document, int64 `[judgements]`.
+        scores: grade of each judgement, int64 `[judgements]`; a grade above 0 means relevant.
+        query_count: number of queries; their indices begin at 0.
 
     Examples:
         >>> queries, documents, grades = np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([2, 1, 1])
@@ -56,12 +56,12 @@ class Relevance:
         """Find the rank of each judged document in the ranking of its query.
 
         Args:
-            ranking: positions of documents, best first, padded with -1.
+            ranking: indices of documents, best first, padded with -1.
             level: lowest grade of a relevant document, at least 1. nDCG does not use it.
 
         Raises:
-            MetricInputError: a judgement is repeated or belongs to no query, or the ranking has a wrong number of
-                queries or contains a judged document twice.
+            MetricInputError: a judgement is repeated or belongs to no query, or the ranking has another
+                number of queries, or contains a judged document twice.
         """
         if level < 1:
             raise MetricInputError(f"the relevance level is {level}", "level", "give a grade of at least 1")
@@ -81,7 +81,7 @@ class Relevance:
         """Return the grade of each ranked document; 0 for an unjudged or irrelevant document and for padding.
 
         Args:
-            ranking: document positions, best first, padded with -1.
+            ranking: indices of documents, best first, padded with -1.
         """
         matches = self.find_ranks(ranking)
         gains = np.zeros(ranking.shape, np.float32)
@@ -104,7 +104,7 @@ class Relevance:
 
 @dataclass(frozen=True)
 class JudgedRanks:
-    """Ranks of the judged documents, from 0, sorted by query. A document outside the ranking has the rank `NOWHERE`.
+    """Ranks (from 0) of the judged documents, sorted by query. A document outside the ranking has the rank `NOWHERE`.
 
     `lengths` are the lengths of the rankings without padding."""
 
@@ -116,7 +116,7 @@ class JudgedRanks:
 
     @cached_property
     def relevant(self) -> Bool[ndarray, " judgements"]:
-        """True for judgements with a relevant grade."""
+        """True for judgements with a grade of at least `level`."""
         return self.grades >= self.level
 
     @cached_property
@@ -125,23 +125,23 @@ class JudgedRanks:
         return self.totals(self.relevant)
 
     def within(self, cutoff: int | None) -> Bool[ndarray, " judgements"]:
-        """Return True for documents among the `cutoff` best. If it is None, return True anywhere in the ranking."""
+        """Return True for documents among the `cutoff` best. Without a cutoff, return True for all ranked documents."""
         return self.ranks < (NOWHERE if cutoff is None else cutoff)
 
     def totals(self, chosen: Bool[ndarray, " judgements"], worth: ndarray | None = None) -> PerQuery:
-        """Return the number of chosen judgements of each query, or the sum of their values in `worth`."""
+        """Return the number of chosen judgements of each query, or, with `worth`, the sum of their values in it."""
         weights = None if worth is None else worth[chosen]
         return np.bincount(self.queries[chosen], weights, len(self.lengths)).astype(np.float64)
 
 
 def fraction(numerator: PerQuery, denominator: PerQuery) -> PerQuery:
-    """Return `numerator / denominator`, or 0 if the whole is 0."""
+    """Return `numerator / denominator`, or 0 if the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros(len(numerator)), where=denominator > 0)
 
 
 @numba.njit(cache=True)
 def _find_ranks(ranking, starts, documents, ranks, lengths):  # type: ignore[no-untyped-def]
-    """Write ranks and lengths. Return the first query whose ranking has a judged document twice, or -1."""
+    """Fill `ranks` and `lengths`. Return the first query whose ranking has a judged document twice, or -1."""
     for query in range(ranking.shape[0]):
         begin, end = starts[query], starts[query + 1]
         for rank in range(ranking.shape[1]):
@@ -241,7 +241,7 @@ def success(matches: JudgedRanks, cutoff: int) -> PerQuery:
 
 
 def r_precision(matches: JudgedRanks, cutoff: int | None = None) -> PerQuery:
-    """Compute R-precision: the precision at rank R, where R is the query's number of relevant documents. No cutoff.
+    """Compute R-precision: the precision at rank R, with R the query's number of relevant documents (no cutoff).
 
         R-Prec = (relevant documents of rank <= R) / R
 
@@ -257,7 +257,7 @@ def judged(matches: JudgedRanks, cutoff: int) -> PerQuery:
 
     All other metrics treat unjudged documents as not relevant. So a model that finds unjudged documents looks worse
     than it is. If Judged@k differs between two models, their other metrics are not comparable. As in ir_measures, the
-    denominator is the number of results if there are fewer than k. A query without results has 0."""
+    denominator is the number of results if it is less than k. A query without results has 0."""
     results = np.minimum(matches.lengths, cutoff).astype(np.float64)
     return fraction(matches.totals(matches.within(cutoff)), results)
 
@@ -327,7 +327,7 @@ def evaluate_ranking(
     """Compute ranking metrics of each query.
 
     Args:
-        ranking: document positions, best first, padded with -1, int64 `[queries, depth]`.
+        ranking: indices of documents, best first, padded with -1, int64 `[queries, depth]`.
         relevance: the judgements.
         names: `ndcg`, `mrr`, `recall`, `map`, `precision`, `success`, `r_precision` or `judged`, most with a cutoff
             such as `ndcg_at_10`. Without a cutoff, the whole ranking is used.

@@ -6,8 +6,8 @@
 `calibration_error` measures, on other pairs, how far probabilities are from the true proportions. The usual estimate
 (Guo et al., 2017) is a sum of absolute differences, which is never 0: for 50 queries, even perfect probabilities have
 an error of 0.18. Here the squared error is estimated without bias, as by Kumar, Liang & Ma (2019): from products of
-the differences of two queries. For the interval, whole queries are resampled. `benchmarks/interval_coverage.py`
-measures how often it contains the true error."""
+differences of two queries. For the interval, whole queries are resampled. `benchmarks/interval_coverage.py`
+measures how often the interval contains the true error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raytriever.metrics.pair_threshold import ScoredPools
 from raytriever.metrics.selective_retrieval import BLOCK, bootstrap_interval
 
 BINS = 15
-# With fewer queries, the estimate of a bin is inaccurate, and every bin makes the sum less accurate.
+# With fewer queries per bin, the estimate of each bin is inaccurate, and so is the sum over the bins.
 QUERIES_PER_BIN = 10
 _SAMPLES, _SEED = 1_000, 0
 _ERROR = "calibration error"
@@ -38,7 +38,7 @@ class CalibrationError:
     """Root of the mean squared calibration error, with its interval.
 
     Args:
-        value: 0 to 1; 0 if the estimate of the squared error is not above 0, NaN if no bin has pairs of two queries.
+        value: 0 to 1; 0 if the estimate of the squared error is at most 0, NaN if no bin has pairs of two queries.
         low: lower bound of the interval; 0 means that the probabilities may be perfect.
         high: upper bound of the interval.
 
@@ -107,7 +107,7 @@ def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) ->
         check_queries(queries, scores, _ERROR)
     edges = _edges(np.concatenate(pools), _bins(len(np.unique(queries))))
     chosen = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in pools]
-    # In the choosing split, only the bin below its lowest score can be empty.
+    # A bin without scores of the choosing split gets 0. Only the bin below that split's lowest score can be one.
     fraction = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
     bin_of, relevant = np.searchsorted(edges, scores, "right"), np.arange(len(scores)) < len(others[0])
     return _estimate(bin_of, fraction[bin_of] - relevant, queries)
@@ -116,10 +116,10 @@ def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) ->
 def checked_pairs(
     scores: ndarray, relevant: ndarray, where: str
 ) -> tuple[Float64[ndarray, " pairs"], Bool[ndarray, " pairs"]]:
-    """Return scores of pairs in float64, and relevance as booleans."""
+    """Check and return scores of pairs as float64, and relevance as booleans."""
     scores, relevant = scores_of(scores, where).astype(np.float64), np.asarray(relevant)
     if relevant.shape != scores.shape or not len(scores):
-        what = f"{len(scores):,} scores and relevance of shape {relevant.shape}"
+        what = f"there are {len(scores):,} scores, and the shape of the relevance is {relevant.shape}"
         raise MetricInputError(what, where, "give both for at least one pair")
     if not np.isfinite(scores).all():
         raise MetricInputError("a score is infinite", where, "leave out its pair")
@@ -159,17 +159,17 @@ def _by_query(
 
 
 def _squared(sums: ndarray, counts: ndarray, weights: ndarray) -> Float64[ndarray, " samples"]:
-    """Return the squared error of each sample; NaN if none of its bins has pairs of two queries."""
+    """Return the squared error of each sample; NaN if no bin has pairs of more than one query."""
     numbers, squares = weights @ counts, weights**2
     products = (weights @ sums) ** 2 - squares @ sums**2  # all products, minus products of a query with itself
     pairs = numbers**2 - squares @ counts**2
-    usable = pairs > 0.5  # except for rounding, the values are whole numbers
+    usable = pairs > 0.5  # numbers of pairs are whole, except for rounding
     with np.errstate(invalid="ignore"):
         of_bins = np.where(usable, numbers * products / np.where(usable, pairs, 1), 0)
         return np.asarray(of_bins.sum(axis=1) / np.where(usable, numbers, 0).sum(axis=1))
 
 
-# Even a fit of a million pairs has fewer knots, so a file with more is damaged.
+# A map with more knots comes from a damaged file: even a fit of a million pairs has fewer.
 MOST_KNOTS = 100_000
 _SCORES = "scores of the map"
 _WHERE = "map of scores"
@@ -219,7 +219,7 @@ class ScoreMap(ABC):
 
 @dataclass(frozen=True)
 class IsotonicMap(ScoreMap):
-    """Map that is linear between ascending knots. Scores outside have the probability of the nearest knot."""
+    """Map that is linear between ascending knots. Scores outside the knots have the probability of the nearest knot."""
 
     scores: list[float]
     probabilities: list[float]
@@ -228,11 +228,11 @@ class IsotonicMap(ScoreMap):
     def __post_init__(self) -> None:
         scores, probabilities = np.array(self.scores, np.float64), np.array(self.probabilities, np.float64)
         if not 1 <= len(scores) == len(probabilities) <= MOST_KNOTS:
-            raise _wrong(f"{len(scores):,} scores and {len(probabilities):,} probabilities")
+            raise _wrong(f"it has {len(scores):,} scores and {len(probabilities):,} probabilities")
         is_monotone = bool((np.diff(scores) > 0).all() and (np.diff(probabilities) >= 0).all())
-        # The condition is false for NaN, too.
+        # The condition is also false if a value is NaN.
         if not (is_monotone and np.isfinite(scores).all() and probabilities[0] >= 0 and probabilities[-1] <= 1):
-            raise _wrong("knots that do not ascend, or a probability below 0 or above 1")
+            raise _wrong("its knots do not ascend, or a probability is below 0 or above 1")
 
     def probability(self, scores: Float[ndarray, " scores"]) -> Float64[ndarray, " scores"]:
         """Return the probability of each score, 0 to 1."""
@@ -290,8 +290,8 @@ def fit_isotonic(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pai
 def fit_platt(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"]) -> PlattMap:
     """Fit the logistic curve with the highest likelihood for Platt's smoothed targets.
 
-    For P relevant and N other pairs, the targets are (P + 1) / (P + 2) and 1 / (N + 2). So the curve is finite even if
-    a score separates all pairs. If higher scores are relevant less often, the curve is flat.
+    For P relevant and N other pairs, the targets are (P + 1) / (P + 2) and 1 / (N + 2). So the slope is finite even if
+    a threshold separates relevant from other pairs. If higher scores are relevant less often, the curve is flat.
 
     Args:
         scores: scores of pairs of a query and a passage, in any order.

@@ -50,12 +50,12 @@ _ABSTENTION = np.linspace(0, 1, 11)[:-1]
 
 
 def normalized_abstention_auc(confidence: Float[ndarray, " queries"], values: Float[ndarray, " queries"]) -> float:
-    """Compute nAUC, the gain without queries of low confidence (Gisserot-Boukhlef et al., 2024, arXiv:2402.12997).
+    """Compute nAUC: a metric's gain if queries of low confidence are left out (Gisserot-Boukhlef et al., 2024).
 
         nAUC = (A(confidence) - A(flat)) / (A(values) - A(flat))
 
     A is the area under the mean of a metric over the remaining queries, when 0 to 90 % of the queries are left out,
-    beginning with the least confident. A(flat) uses the mean over all queries. nAUC is 1 for an oracle, 0 for a
+    the least confident first. A(flat) uses the mean over all queries. nAUC is 1 for an oracle, 0 for a
     confidence without information, and may be negative. It is NaN if all values are equal. Queries of equal confidence
     get their mean value, as in MTEB.
 
@@ -105,7 +105,7 @@ def checked_values(
     where = "selective retrieval"
     scores, values = scores_of(scores, where).astype(np.float64), scores_of(values, where).astype(np.float64)
     if not len(scores) or scores.shape != values.shape:
-        what = f"{len(scores):,} scores and {len(values):,} values"
+        what = f"there are {len(scores):,} scores and {len(values):,} values"
         raise MetricInputError(what, where, "give one of each for at least one query")
     return scores, values
 
@@ -118,7 +118,7 @@ def by_score(scores: ndarray) -> tuple[ndarray, ndarray]:
 
 
 def in_blocks(statistic: Statistic, weights: ndarray | None, count: int) -> Float64[ndarray, " samples"]:
-    """Return the statistic of each row of weights, in blocks that limit the memory. Without weights: of all queries."""
+    """Return the statistic of each row of weights, in blocks that limit the memory. None weighs all queries equally."""
     weights = np.ones((1, count)) if weights is None else weights
     rows = max(1, BLOCK // count)
     return np.concatenate([statistic(weights[start : start + rows]) for start in range(0, len(weights), rows)])

@@ -36,7 +36,7 @@ class TTest:
     degrees: float
 
 
-# Marks for results that are better or worse than the first baseline, and than the second.
+# Marks of a result that is better or worse than the first baseline, and better or worse than the second.
 FIRST_MARKS, SECOND_MARKS = ("+", "-"), ("◆", "◇")
 LEVEL = 0.05
 
@@ -69,8 +69,8 @@ def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> T
 
         t = difference / sqrt(Σ v_i),   (Σ v_i)² / Σ (v_i² / f_i) degrees of freedom (Satterthwaite, 1946)
 
-    For a mean over queries and seeds this is min F' (Clark, 1973). The interaction of both counts twice, so false
-    differences are at most as frequent as the level. `benchmarks/interval_coverage.py` simulates their frequency.
+    For a mean over queries and seeds this is min F' (Clark, 1973). Their interaction is in both errors, so false
+    differences are at most as frequent as `LEVEL`. `benchmarks/interval_coverage.py` simulates their frequency.
 
     Args:
         errors: squared standard error v_i of each component, at least 0, and its degrees of freedom f_i, at least 1.
@@ -90,8 +90,8 @@ def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndar
         p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),   p_(1) <= ... <= p_(m)
 
     Then the probability of at least one false finding is at most the level. Without a correction, every second
-    comparison over fourteen data sets has a false finding at the level 0.05. Holm's method is valid for any dependence
-    between the tests, and finds at least as much as Bonferroni's. The corrected values have the order of `p_values`."""
+    comparison over fourteen data sets has a false finding at level 0.05. Holm's method is valid for any dependence
+    between the tests, and finds at least as many as Bonferroni's. The corrected values have the order of `p_values`."""
     values = np.asarray(p_values, np.float64)
     if not ((values >= 0) & (values <= 1)).all():
         raise MetricInputError(f"{values.tolist()} are not p-values", "Holm's correction", "give values from 0 to 1")

@@ -36,7 +36,7 @@ from raytriever.models.save_model import write_model
 STATE, WEIGHTS = "state.json", "weights"
 _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
 _REMEDY = "give a checkpoint that is still in the directory of its run"
-CHECKPOINT = "the checkpoint"  # `where` of errors about slices; the caller replaces it by the path
+CHECKPOINT = "the checkpoint"  # location in errors about slices, until the caller replaces it by the path
 OTHER_OUTPUT = f"give another {setting('output')}"
 
 
@@ -56,8 +56,8 @@ def write_settings(folder: Path, config: ModelConfig, precision: str) -> None:
 
 
 def whole_model(checkpoint: Path) -> Path:
-    """Return the model directory of a checkpoint, in the cache. Raise `StorageError` if the checkpoint is damaged, or
-    does not fit the model that its run names."""
+    """Convert a checkpoint to a model directory in the cache, and return it. Raise `StorageError` if the checkpoint is
+    damaged, or does not fit the model that its run names."""
     pull(checkpoint)
     check_names(checkpoint)
     trained = read_json(checkpoint.parent / CHECKPOINTS, TrainedModel, _REMEDY, needed=True)
@@ -81,7 +81,7 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
         if not name.startswith(_RETRIEVER):  # a parameter of the loss
             continue
         if name not in own or own[name].shape != values.shape:
-            raise StorageError(f"has another model than {CHECKPOINTS}: {name} differs", str(checkpoint), _REMEDY)
+            raise StorageError(f"does not fit the model of {CHECKPOINTS}: {name} differs", str(checkpoint), _REMEDY)
         own[name].copy_(values)
         missing.discard(name)
     if missing:
@@ -100,8 +100,8 @@ class Slice:
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices of these kinds, one kind after the other. Slices of the same name are together. Each
-    slice is read when the iterator reaches it."""
+    """Yield all workers' slices of these kinds of files (`WEIGHTS`, ...), one kind after the other. Slices of the same
+    name are together. Each slice is read when the iterator reaches it."""
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))
@@ -128,7 +128,7 @@ def _whole(name: str, pieces: list[Slice]) -> Tensor:
     if not all(piece.values.is_floating_point() for piece in pieces):
         raise StorageError(f"{name} has values that are not floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
     if (values := sum(len(piece.values) for piece in pieces)) != prod(shape):
-        raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, OTHER_OUTPUT)
+        raise StorageError(f"{name} has {values} values, not {prod(shape)}", CHECKPOINT, OTHER_OUTPUT)
     whole = torch.empty(shape, dtype=pieces[0].values.dtype)
     reached = 0
     for piece in sorted(pieces, key=lambda piece: piece.start):
@@ -139,12 +139,12 @@ def _whole(name: str, pieces: list[Slice]) -> Tensor:
         reached += len(piece.values)
         whole.view(-1)[piece.start : reached] = piece.values
     if reached != whole.numel():
-        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, OTHER_OUTPUT)
+        raise StorageError(f"{name} lacks values after the first {reached}", CHECKPOINT, OTHER_OUTPUT)
     return whole
 
 
 def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return, for each slice of a file that is not a whole tensor, its start and the shape of the whole tensor."""
+    """For each slice in a file that is only part of a tensor, return its start and the shape of the whole tensor."""
     positions = {}
     for name, text in (tensors.metadata() or {}).items():
         fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)

@@ -29,8 +29,8 @@ from raytriever.models.tokenization import load_tokenizer
 
 # Maximum number of tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
-POSITIONS = 512  # maximum length if the model has no limit
-_SMALLEST = 8  # minimum length of a pair: its special tokens, and a few tokens of each text
+POSITIONS = 512  # maximum number of tokens of a pair if the model has no limit
+_SMALLEST = 8  # smallest limit of tokens of a pair: its special tokens, and a few tokens of each text
 ACTIVATIONS = ("Identity", "Sigmoid")
 
 
@@ -60,7 +60,7 @@ class CrossEncoder:
         check_loaded(model, loading_info, directory)
         if model.config.num_labels != 1:
             what = f"has {model.config.num_labels} labels"
-            raise ModelError(what, str(directory), "name a cross-encoder with one label")
+            raise ModelError(what, str(directory), "use a cross-encoder with one label")
         self.activation = _activation(model.config, files.library)
         if self.activation not in ACTIVATIONS:
             what = f"has the activation {self.activation!r}"
@@ -70,7 +70,7 @@ class CrossEncoder:
         limits = transformer.tokenizer_limit, POSITIONS if transformer.positions is None else transformer.positions
         limit = min(limit for limit in limits if limit is not None)
         if limit < _SMALLEST:
-            raise ModelError(f"reads {limit} tokens of a pair, fewer than {_SMALLEST}", str(directory), REMEDY)
+            raise ModelError(f"reads at most {limit} tokens of a pair, fewer than {_SMALLEST}", str(directory), REMEDY)
         if length is not None and not _SMALLEST <= length <= limit:
             what = f"cannot read pairs of {length} tokens"
             raise ModelError(what, str(directory), f"give a length from {_SMALLEST} to {limit}")
@@ -114,7 +114,7 @@ def _check_plain(files: ModelFiles) -> None:
     after = [module.kind for module in (pipeline.pooling, *pipeline.head) if module is not None]
     if after or pipeline.transformer.folder != files.directory:
         kinds = ", ".join(["Transformer", *after])
-        raise ModelError(f"consists of {kinds} and is not a plain cross-encoder", str(files.directory), "name another")
+        raise ModelError(f"consists of {kinds} and is not a plain cross-encoder", str(files.directory), "use another")
     if prompt := files.library.get("default_prompt_name"):
         raise ModelError(f"needs the prompt {prompt!r}", str(files.directory), "give a cross-encoder without a prompt")
 

@@ -82,8 +82,8 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
         # In BERT-like models, `is_decoder` determines the mask. They use `is_causal` only in batches without padding.
         config.is_decoder = True
     if any(attends_to_later_tokens(backbone, padding) != bidirectional for padding in (0, 1)):
-        flag, tokens = setting("bidirectional", bidirectional), "earlier" if bidirectional else "later"
-        what = f"{type(backbone).__name__} attends to {tokens} tokens with and without {flag}"
+        flag, tokens = setting("bidirectional", bidirectional), "only to earlier" if bidirectional else "also to later"
+        what = f"{type(backbone).__name__} attends {tokens} tokens, even with {flag}"
         raise ModelError(what, str(directory), f"leave out {flag}, or choose another model")
 
 

@@ -74,7 +74,7 @@ class Description:
 
 
 def used_settings(config: ModelConfig, description: Description) -> dict[str, object]:
-    """Return the settings of an encoder. If the user did not set one, its value in the description is returned."""
+    """Return the settings that an encoder uses: those of the user, else those of its description."""
     return {name: value for name, value in (asdict(config) | description.flags()).items() if value is not None}
 
 
@@ -207,7 +207,7 @@ def _log_prompts(library: Library, prompts: dict[str, str], directory: Path, con
     if other and config.passage_prompt is None:
         log_once(
             f"{directory}: has no prompt named document, so passages get none; "
-            f"for its prompt {other} give {flag_of('passage_prompt_name')} {other}"
+            f"to use its prompt {other}, give {flag_of('passage_prompt_name')} {other}"
         )
     default = library.get("default_prompt_name")
     if default and not prompts.get("query") and not prompts.get("document") and config.query_prompt is None:

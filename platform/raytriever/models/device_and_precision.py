@@ -16,8 +16,8 @@ from raytriever.core.terminal import one_line, warn
 
 
 def default_device() -> torch.device:
-    """Return the GPU if this process can use one, otherwise the CPU. If `CUDA_VISIBLE_DEVICES` names a GPU, or its
-    driver does not work, one line says why no GPU is used."""
+    """Return the GPU if this process can use one, otherwise the CPU. If no GPU is used
+    although `CUDA_VISIBLE_DEVICES` names one, or because the driver does not work, one line says so."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
@@ -40,13 +40,13 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
     Raise `ConfigError` if `bf16` is requested on a GPU that lacks it, or `int8` on a GPU."""
     if device.type == "cuda" and precision == "int8":
         what = "int8 encodes on a CPU only"
-        raise ConfigError(what, setting("precision"), "use bf16, or hide the GPUs: CUDA_VISIBLE_DEVICES=")
+        raise ConfigError(what, setting("precision"), "use bf16, or hide the GPUs with CUDA_VISIBLE_DEVICES=''")
     if device.type == "cuda" and precision != "fp32":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:
             capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
             what = f"{torch.cuda.get_device_name(device)} has no bf16 (compute capability {capability}, bf16 needs 8.0)"
-            raise ConfigError(what, setting("precision"), "use fp32, or leave it out")
+            raise ConfigError(what, setting("precision"), "use fp32")
         return "bf16" if has_bf16 else "fp32"
     if precision is not None:
         return precision

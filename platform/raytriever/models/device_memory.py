@@ -50,7 +50,7 @@ def memory_error(what: str, device: torch.device, name: str | None = None) -> Co
     remedies = {
         "passage_length": f"free memory of the device, or give shorter texts, a smaller {setting('batch_size')}, a "
         "smaller model, or a strategy that shards more",
-        "batch_tokens": "give fewer tokens",
+        "batch_tokens": "give a smaller number",
         None: "end the processes that use the GPU (nvidia-smi lists them), or choose another GPU with "
         "CUDA_VISIBLE_DEVICES, or the CPU with CUDA_VISIBLE_DEVICES=''",
     }

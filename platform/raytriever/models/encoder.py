@@ -96,7 +96,7 @@ class Encoder(nn.Module):
         return self.finish(pool(states, mask, self.pooling, left_out))
 
     def finish(self, pooled: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts dim"]:
-        """Apply the modules after the pooling, truncation and normalization."""
+        """Apply the modules after the pooling, then truncate, then normalize."""
         for module in self.head:
             pooled = module(pooled)
         if self.truncate_dim is not None:

@@ -106,10 +106,10 @@ class TextEncoder(Protocol):
         """Return the content of each text with its prompt, by default that of the side."""
 
     def assemble(self, contents: Sequence[Any], side: Side) -> Sequence[Any]:
-        """Return the input of each content."""
+        """Return the encoder's input for each content."""
 
     def announce(self, contents: Iterable[Any]) -> None:
-        """Report how much it costs to encode the contents. This is called before the first is encoded."""
+        """Report how much it costs to encode the contents. Call this before the first content is encoded."""
 
     def token_budget(self, device: str | None = None) -> int:
         """Return the default number of tokens per batch."""
@@ -314,7 +314,7 @@ def _encode_side_by_side(
 def _feed(
     make: Callable[[Sequence[int]], TokenBatch], batches: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[TokenBatch]:
-    """Yield batches on the device; an empty batch is {}. A thread makes the next ones while the caller encodes one."""
+    """Yield batches on the device; an empty batch is {}. A thread makes the next batches while the caller encodes."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def on_device(rows: Sequence[int]) -> tuple[TokenBatch, torch.cuda.Event | None]:

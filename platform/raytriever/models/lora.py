@@ -76,10 +76,10 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
 
 
 def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
-    """Write the adapters in the format of `peft`. sentence-transformers and transformers load them onto the base.
+    """Write the adapters in the format of `peft`. sentence-transformers and transformers load them onto the base model.
 
     Args:
-        config: settings with the name of the base. The absolute path of a local base is written.
+        config: settings with the name of the base model. If this is local, its absolute path is written.
     """
     (settings,) = backbone.peft_config.values()
     is_local = config.model == MINILM or expanded(config.model).exists()
@@ -96,14 +96,14 @@ def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
 
 
 def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
-    """Return the full names of the linear layers with these suffixes, by default of all outside the pooler."""
+    """Return the full names of the linear layers with these suffixes; if there are none, of all but the pooler's."""
     linear = [
         name
         for name, module in backbone.named_modules()
         if isinstance(module, nn.Linear) and _POOLER not in name.split(".")
     ]
     if not linear:
-        raise ConfigError("the encoder has no linear layer to adapt", setting("lora_rank"), "train the whole encoder")
+        raise ConfigError("the encoder has no linear layer to adapt", setting("lora_rank"), "leave it out")
     if not suffixes.strip():
         return linear
     names = [name.strip() for name in suffixes.split(",") if name.strip()]

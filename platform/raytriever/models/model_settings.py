@@ -83,8 +83,8 @@ class ModelConfig:
     )
     append_eos: str | None = option(
         None,
-        "append the end token to every text: yes, no, or auto for what the tokenizer does, with a warning where "
-        "last-token pooling meets none",
+        "append the end token to every text: yes, no, or auto, which leaves it to the tokenizer and warns if "
+        "last-token pooling gets no end token",
         reads=read_append_eos,
         metavar="|".join(APPEND_EOS),
     )

@@ -33,8 +33,8 @@ FROM_ZERO = frozenset({
 # Models of the same kind whose positions begin after the position of the padding token.
 AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 OBSTACLES = dict.fromkeys(("mpnet", "t5", "mt5", "umt5", "deberta", "deberta-v2"), "its attention has a position bias")
-# The gradient of an embedding with at most this number of rows is a product with one-hot rows, made for this number of
-# tokens at a time (268 MB).
+# For an embedding table of at most this number of rows, the gradient is a product with one-hot rows. These are made
+# for this number of tokens at a time (268 MB).
 FEW_ROWS, MARKED = 1_024, 1 << 16
 DIMS = range(8, 257, 8)  # head dimensions that flash attention supports
 
@@ -65,7 +65,7 @@ def use_packed_attention(backbone: Any) -> None:
 
 
 def packed_states(backbone: Any, part: TokenBatch) -> Tensor:
-    """Return the last states of the tokens of a packed batch, `[tokens, dim]`."""
+    """Return the last hidden state of each token of a packed batch, `[tokens, dim]`."""
     if backbone.config._attn_implementation != NAME:
         use_packed_attention(backbone)
     output = backbone(
@@ -129,7 +129,7 @@ def attention(
 
 
 def _padding_mask(**arguments: Any) -> Tensor | None:
-    """Return the mask of a padded batch like transformers, but without reading its values."""
+    """Return the mask of a padded batch as transformers does, but without reading its values."""
     from transformers.masking_utils import sdpa_mask
 
     without = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -246,7 +246,7 @@ class _DeterministicFrom(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mixed: Tensor) -> Tensor:
-        while _selections:  # a backward pass that ended with an error has left it open
+        while _selections:  # a backward pass that ended with an error has left its context open
             _selections.pop().__exit__(None, None, None)
         return mixed.view_as(mixed)
 

@@ -82,7 +82,7 @@ class _Packed:
         return torch.segment_reduce(values, how, offsets=self.starts, axis=0, unsafe=True)
 
     def at(self, tokens: Int64[Tensor, " texts"]) -> Pooled:
-        """Return the state of one token of each text. If all its tokens are left out, it is the first token."""
+        """Return the state of one token of each text. If all tokens of a text are left out, return the first state."""
         inside = torch.where(self.left_out < self.lengths, tokens, 0)
         return self.states.index_select(0, self.starts[:-1] + inside).to(torch.float32)
 

@@ -54,5 +54,5 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
         enable({"use_reentrant": False})
     except ValueError as error:
         what = f"{type(backbone).__name__} does not support activation checkpointing"
-        remedy = "remove the flag, or use gradient caching"
+        remedy = "leave it out, or use gradient caching"
         raise ConfigError(what, setting("activation_checkpointing", True), remedy) from error

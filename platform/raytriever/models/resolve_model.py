@@ -73,7 +73,7 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
 
 
 WEIGHTS = "adapter_model.safetensors"
-# Types of the files that the complete model gets from the base. The merge writes its weights.
+# Suffixes of the files that are copied from the base. The merge writes the weights of the complete model.
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _PREFIX = re.compile(r"^base_model\.model\.(model\.)?")
 _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
@@ -133,7 +133,7 @@ def _base_of(directory: Path, settings: dict[str, Any], weights: bool) -> Path:
         return find_model(name, None if Path(name).is_dir() else settings.get("revision"), weights)
     except ModelError as error:
         what = f"its adapters belong to {name}, which cannot be read ({error.args[0]})"
-        raise ModelError(what, str(directory), f"copy it there, or {remedy}") from error
+        raise ModelError(what, str(directory), f"make that model available, or {remedy}") from error
 
 
 def _write(directory: Path, base: Path, aside: Path) -> None:

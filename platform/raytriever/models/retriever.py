@@ -267,7 +267,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32, weig
     transformers = {side: pipeline.transformer for side, pipeline in files.sides.items()}
     has_one = transformers["query"] is transformers["passage"]
     if description.towers == "shared" and not has_one:
-        raise ModelError("has two towers", str(directory), f"remove {setting('towers')} shared")
+        raise ModelError("has two towers", str(directory), f"leave out {setting('towers', 'shared')}")
     tokenizer = load_tokenizer(transformers["query"])
     if not has_one:
         other = load_tokenizer(transformers["passage"])

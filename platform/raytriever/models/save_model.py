@@ -115,7 +115,7 @@ def _write_start(
     tokenizer.model_max_length = max(lengths[side] for side in sides)
     tokenizer.save_pretrained(folder)
     settings: dict[str, Any] = {"max_seq_length": lengths[sides[-1]], "do_lower_case": has_lowercase(tokenizer)}
-    if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length, and reject the names of both
+    if len({lengths[side] for side in sides}) > 1:  # releases before 6 know only one length, and reject two
         settings |= {f"{ROUTES[side]}_length": lengths[side] for side in sides}
     _write_json(folder / "sentence_bert_config.json", settings)
     dim = tower.pooled_dim // len(tower.pooling.split("+"))

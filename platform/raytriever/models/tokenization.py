@@ -36,7 +36,7 @@ def load_tokenizer(transformer: Transformer) -> Any:
     or damaged.
     """
     directory = transformer.folder
-    # Without any of these files, transformers silently creates a tokenizer with an empty vocabulary.
+    # If all these files are missing, transformers silently creates a tokenizer with an empty vocabulary.
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         what = "has no tokenizer"
         raise ModelError(what, str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json")

@@ -134,7 +134,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
                 raise ConfigError(f"{number} is out of range", self._where(name), "give at least 1")
         if self.similarity_fct not in _SIMILARITIES.values():
             what = "is neither cos_sim nor dot_score"
-            raise ConfigError(what, self._where("similarity_fct"), "give one of sentence_transformers.util")
+            raise ConfigError(what, self._where("similarity_fct"), "give util.cos_sim or util.dot_score")
         if self.uses_gradient_cache and has_static_embedding_input(model):
             remedy = f"use {type(self).__name__} without mini_batch_size"
             raise ConfigError("a StaticEmbedding cannot use mini-batches", self._where("model"), remedy)
@@ -194,7 +194,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         return "".join(paper.bibtex(key) for key, paper in papers.items())
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings for the model card. Settings of the loss are left out if they have their default."""
+        """Return the settings for the model card, without settings of the loss that have their defaults."""
         changed = {name: value for name, value in vars(self.settings).items() if value != vars(LossConfig())[name]}
         temperature = {} if self.settings.loss == "triplet" else {"temperature": self.settings.temperature}
         names = ["num_positives", "gather_across_devices", "ids_in_labels", *(["seed"] if self.seed else [])]
@@ -273,17 +273,17 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
 
     def _graded_relevance(self, labels: Tensor | None, documents: int) -> Tensor | None:
-        """Return the labels for a loss that reads them; None if there are none."""
+        """Return the labels as graded relevance; None if there are no labels or the loss does not read them."""
         is_read = not (self.ids_in_labels or self.settings.needs_teacher)
         if labels is None or not is_read or set(GRADED_LOSSES).isdisjoint(self.settings.terms):
             return None
         name, table = type(self).__name__, labels[:, None] if labels.ndim == 1 else labels
         if table.ndim != 2 or table.shape[1] != documents:
-            what = f"the labels have shape {tuple(labels.shape)}, but {name} reads graded relevance"
-            raise DataError(what, remedy=f"give {documents} numbers a row, one for each column of documents")
+            what = f"the labels have shape {tuple(labels.shape)}, but {name} needs graded relevance"
+            raise DataError(what, remedy=f"give {documents} numbers per row, one for each column of documents")
         if (outside := table[(table < 0) | (table > 1)]).numel():
             what = f"a label of {name} is {outside[0].item():g}, not within 0 and 1"
-            raise DataError(what, remedy="divide the labels by the largest")
+            raise DataError(what, remedy="scale the labels to 0 to 1")
         if not (table > 0).any():
             logger.warning_once(f"{name}: all labels of a batch are 0, so none of its documents is relevant.")
         return table.to(torch.promote_types(table.dtype, torch.float32))

@@ -108,7 +108,7 @@ def _gather(rows: ndarray, workers: WorkerGroup, device: torch.device) -> ndarra
     counts = workers.all_gather(torch.tensor([len(rows)], device=device)).tolist()
     if len(set(counts)) > 1:
         raise LossInputError(
-            f"the devices have {counts} rows", "gather_across_devices", "use dataloader_drop_last=True"
+            f"the devices' row counts differ: {counts}", "gather_across_devices", "use dataloader_drop_last=True"
         )
     return workers.all_gather(torch.from_numpy(rows).to(device)).cpu().numpy()
 

@@ -1,1 +1,1 @@
-"""Experiment tracking: metrics, settings and files of a run are stored on disk, and sent to MLflow and others."""
+"""Experiment tracking: metrics, settings and files of a run are stored on disk, and sent to MLflow or others."""

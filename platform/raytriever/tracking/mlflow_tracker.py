@@ -1,7 +1,7 @@
-"""MLflow tracker: the check of its address, the server, and a run. A run is resumed by its id; metrics are batched.
+"""MLflow tracker: check of the address, server, and run. A run is resumed by its id; metrics are batched.
 
 If a database cannot be opened, MLflow retries for minutes. So `check_uri` first looks for a wrong address without
-importing MLflow: an unknown scheme, a missing driver, a broken SQLite file, a server that does not listen. The address
+importing MLflow: an unknown scheme, a missing driver, a broken SQLite file, a server that does not answer. The address
 of the database is absolute, because Ray's workers and jobs have other working directories."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARENT = "mlflow.parentRunId"
 KEY = "raytriever.key"
 METRICS_PER_REQUEST = 1000  # limit of MLflow
 PARAMS_PER_REQUEST = 100  # limit of MLflow
-PARAM_CHARACTERS = 6000  # MLflow refuses longer values
+PARAM_CHARACTERS = 6000  # maximum length of a value that MLflow accepts
 REASON_CHARACTERS = 300
 # MLflow must not retry, because a repeated request could create a run twice. The outbox retries instead.
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
@@ -71,7 +71,7 @@ def check_uri(uri: str) -> None:
         address = urlsplit(uri)
         host, port = address.hostname, address.port or PORTS[name]
     except ValueError as error:
-        raise _refusal(uri, f"is no address ({error})") from error
+        raise _refusal(uri, f"is not a valid address ({error})") from error
     if name not in ("http", "https"):
         _check_driver(uri, name)
     # Do not connect directly: a proxy may be the only way to reach the server.
@@ -146,8 +146,8 @@ def mlflow_errors(address: str, problem: str, remedy: str) -> Iterator[None]:
 
 
 def comparison_view(view: str, run_ids: Sequence[str]) -> str:
-    """Return the address of the comparison of runs of an experiment, from `MlflowServer.view`. The page of all runs is
-    returned for less than two runs, or more than `MOST_COMPARED`."""
+    """Return the address of the page that compares runs of an experiment. `view` comes from `MlflowServer.view`; it is
+    returned unchanged for less than two runs, or more than `MOST_COMPARED`."""
     server, _, rest = view.partition("#/experiments/")
     experiment, _, end = rest.partition("/runs")
     if not rest or not 2 <= len(run_ids) <= MOST_COMPARED:
@@ -164,7 +164,7 @@ class MlflowServer:
     def __init__(self, uri: str) -> None:
         # MLflow must never unpickle a model in an artifact.
         os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
-        # For each error that MLflow raises, it would also log thirty lines.
+        # Without this, MLflow also logs thirty lines for each error that it raises.
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         for name, value in {**REQUESTS, NO_ADDRESSES: "true"}.items():
             os.environ.setdefault(name, value)
@@ -181,13 +181,13 @@ class MlflowServer:
 
     @property
     def is_remote(self) -> bool:
-        """Return whether the server is on another machine, so that it has other folders."""
+        """Return whether the server is on another machine, whose folders differ from those here."""
         address = urlsplit(self._uri)
         if address.scheme not in ("http", "https") or not address.hostname:
             return False
         with suppress(OSError):
             for family, _, _, _, found in socket.getaddrinfo(address.hostname, None, type=socket.SOCK_STREAM):
-                # Only an address of this machine can be bound. A name may also have an IPv6 address that is disabled.
+                # A socket can bind only addresses of this machine. A host may also have a disabled IPv6 address.
                 with suppress(OSError), socket.create_server((str(found[0]), 0), family=family):
                     return False
         return True
@@ -222,7 +222,7 @@ class MlflowServer:
             return str(existing.experiment_id)
 
     def view(self, experiment: str) -> str:
-        """Return the address of an experiment's runs; for a database, precede it by the command that starts a server.
+        """Return the address of an experiment's runs; for a database, the command that starts a server comes first.
         The root of the server would show another page."""
         page = f"#/experiments/{experiment}/runs"
         if self._uri.startswith("http"):
@@ -239,7 +239,7 @@ class MlflowServer:
         points: int = 0,
     ) -> MlflowTracker:
         """Create or resume a run on this server; see `TrackerClient`. A new run is created if `run_id` is None, or if
-        the server does not know it or has deleted it. A point that is sent twice is stored once."""
+        the server does not know it or has deleted it. The server stores a point once, even if it is sent twice."""
         return MlflowTracker(self, run_name, run_id, parent, key, points)
 
 
@@ -269,7 +269,7 @@ class MlflowTracker(RemoteRun):
             raise
         self._client.update_run(run_id, status="RUNNING")
         for name, value in self._tags.items():
-            self._client.set_tag(run_id, name, value)  # the parent may be a new run
+            self._client.set_tag(run_id, name, value)  # a new run may have replaced the parent
         return run_id
 
     def _create(self, experiment: str, run_name: str, key: str | None) -> str:
@@ -323,10 +323,10 @@ class MlflowTracker(RemoteRun):
 
     @cached_property
     def _artifact_root(self) -> Path | None:
-        """Folder of all runs' artifacts, if it is a local path. Then this process writes directly to it."""
+        """Folder of all runs' artifacts, if it is local: this process then writes directly to it. Else None."""
         with self._translate_errors():
             uri = urlsplit(self._client.get_run(self.run_id).info.artifact_uri)
-        # The path ends in RUN/artifacts.
+        # The path of the URI ends in RUN/artifacts.
         return Path(unquote(uri.path)).parent.parent if uri.scheme in ("", "file") else None
 
     def finish(self, status: str) -> None:
@@ -337,7 +337,7 @@ class MlflowTracker(RemoteRun):
 
 def _server_folder(root: Path) -> tuple[str, str, str]:
     return (
-        "is the folder of MLflow's artifacts, but this machine does not have it or may not write to it",
+        "is the folder of MLflow's artifacts, but it is missing on this machine, or not writable",
         str(root),
         "start the server with --artifacts-destination FOLDER instead of --default-artifact-root, or mount the folder",
     )

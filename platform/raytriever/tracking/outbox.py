@@ -1,12 +1,12 @@
 """Outbox of a run for one tracker: the logged data that the tracker does not have yet, and the thread that sends it.
 
 1. Points are in `steps.jsonl`. `run.json` (`run-NAME.json` for trackers other than MLflow) says up to which byte the
-   tracker has them. It also has all other data (descriptions, names of files, the status), and which of it is unsent.
-2. A message is marked as sent when the tracker has confirmed it. After a crash before that, it is sent again. This
-   changes nothing: MLflow, Trackio and W&B store a point once, and a run is created only if its key is unknown.
+   tracker has them. It also holds all other data (descriptions, names of files, the status), and what of it is unsent.
+2. A message is marked as sent when the tracker has confirmed it. If a crash comes first, the message is sent again. The
+   repetition is harmless: MLflow, Trackio and W&B store a point once, and a run is created only if its key is unknown.
 3. If the tracker refuses a file, everything else is sent first. At the end, the file is tried once more.
-4. When a run is connected, it reports how many points it has. Later points are sent again. If a server has lost the
-   run, or if the tracker rewrites its files, as TensorBoard does, these are all points, and all files too.
+4. When a run is connected, the tracker reports how many points it has. Later points are sent again. If a server has
+   lost the run, or if the tracker rewrites its files, as TensorBoard does, all points and files are sent again.
    Descriptions are sent again with each connection.
 5. One thread sends in order, and retries while the server does not answer. The outbox is on disk, so memory does not
    grow, and no caller waits for a server. A line is logged when a server is lost, and another when it is back."""
@@ -30,7 +30,7 @@ from raytriever.tracking.step_log import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
 POINTS_PER_MESSAGE = 1000
-# For a server, a message costs more than the points in it. So a few points wait until there are more.
+# A message costs the server more than its points do. So a few points wait until there are more.
 GATHER_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0  # seconds before a message is sent again; doubled after each failure
 END_PAUSE = 2.0  # longest pause after the end of the run
@@ -58,7 +58,7 @@ class Outbox:
         self._state = replace(state, sent=min(state.sent, steps.size))
         self._sent_points = steps.points - steps.count(self._state.sent)
         self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker refused, each with the reason
-        self._due = 0.0  # `time.monotonic()` from which on even a few points are sent
+        self._due = 0.0  # `time.monotonic()` at which also a few points are sent
 
     @property
     def run_id(self) -> str | None:
@@ -72,12 +72,12 @@ class Outbox:
 
     @property
     def _unsent(self) -> int:
-        """Number of unsent points. It is not below 0, although a point may be sent before `StepLog` has counted it."""
+        """Number of unsent points, at least 0: a point may be sent before `StepLog` has counted it."""
         return max(0, self._steps.points - self._sent_points)
 
     @property
     def has_unsent_data(self) -> bool:
-        """Return whether the server does not have all data."""
+        """Return whether there is data that the server does not have."""
         with self._lock:
             return self.has_data_to_send or bool(self._state.files)
 
@@ -94,7 +94,7 @@ class Outbox:
         return next((entry for entry in self._state.files if entry not in self._refused), None)
 
     def retry_files(self) -> bool:
-        """Mark refused files as unsent, so that they are sent again. Return whether there are any."""
+        """Mark refused files as unsent, so that they are sent again. Return whether there were any."""
         with self._lock:
             refused, self._refused = self._refused, {}
             return bool(refused)
@@ -106,7 +106,7 @@ class Outbox:
 
     @property
     def due_in(self) -> float:
-        """Seconds until the unsent data should be sent; 0 for now."""
+        """Seconds until the unsent data should be sent; 0 if it should be sent now."""
         with self._lock:
             if self._unsent >= POINTS_PER_MESSAGE or self._other_data():
                 return 0.0
@@ -122,7 +122,7 @@ class Outbox:
     def put_description(
         self, params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
     ) -> None:
-        """Store settings, data and tags. They replace a description of the same data set, or of the same tags."""
+        """Store settings, data and tags. They replace those of the same data set or, without one, of the same tags."""
         new = RunDescription(dict(params), dataset and replace(dataset, counts=dict(dataset.counts)), dict(tags))
         with self._lock:
             waiting, sent = (
@@ -153,14 +153,14 @@ class Outbox:
                 self._change(children=(*self._state.children, folder))
 
     def connect(self) -> RemoteRun:
-        """Return the run at the tracker. Create it if it is missing. Raise the errors of `TrackerClient.connect`."""
+        """Return the run at the tracker. Create a missing run. Raise the errors of `TrackerClient.connect`."""
         if self._run is None:
             parent = self._parent.run_id if self._parent else None
             self._change()  # store the key before a run is created with it
             state = self._state
             run = self.client.connect(state.name, self.run_id, parent, state.key, self._sent_points)
             with self._lock:
-                state = self._state  # includes data that was stored while the tracker answered
+                state = self._state  # includes data that was stored while `connect` waited for the tracker
                 has_nothing, offset = run.run_id != self.run_id or not run.points, state.sent
                 if has_nothing or run.points != self._sent_points:
                     self._sent_points, offset = self._steps.locate(run.points)
@@ -269,7 +269,7 @@ class OutboxSender:
 
     def close(self, patience: float) -> bool:
         """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more. A
-        failing tracker has `patience` seconds from the call of `end`. One that accepts data gets the time it needs."""
+        failing tracker has `patience` seconds from the call of `end`. A tracker that accepts data has no time limit."""
         self.end()
         if self._wait(patience) and sum(outbox.retry_files() for outbox in self._outboxes):
             self.wake()
@@ -292,7 +292,7 @@ class OutboxSender:
         return next((outbox for outbox in self._outboxes if outbox.has_data_to_send), None)
 
     def _due_outbox(self) -> Outbox | None:
-        """Return the first outbox whose data is due. At the end of the run, return the first with any data."""
+        """Return the first outbox whose data is due. At the end of the run, all data is due."""
         due = (
             outbox for outbox in self._outboxes if outbox.has_data_to_send and (self._ending_since or not outbox.due_in)
         )

@@ -25,9 +25,9 @@ class RunDescription:
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run at a tracker. The tracker has `sent` bytes of `steps.jsonl`, and all fields `sent_...`.
+    """State of a run at a tracker. The tracker has the first `sent` bytes of `steps.jsonl`, and the fields `sent_...`.
 
-    The run is created with `key`. A file is a pair of path and folder. A child is its folder, relative to the run's."""
+    The run is created with `key`. An entry of `files` is a path and a folder; a child run is a relative folder."""
 
     key: str
     tracking_id: str | None = None
@@ -48,10 +48,10 @@ def state_file(tracker: str) -> str:
 
 
 def read_state(path: Path) -> RunState | None:
-    """Return the state in a file; None if there is no file. Raises `StorageError` if it is damaged."""
+    """Return the state in a file; None if there is no file. Raise `StorageError` if the file is damaged."""
     if not path.is_file():
         return None
-    remedy = f"give another {setting('output')}"
+    remedy = f"give another {setting('output')} to start a new run"
     state = read_json(path, RunState, remedy)
     if state.sent < 0 or any(len(entry) != 2 for entry in (*state.files, *state.sent_files)):
         raise StorageError("is damaged or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
@@ -72,8 +72,8 @@ def has_unsent_data(folder: Path, tracker: str) -> bool:
 
 
 def view_of(folder: Path, tracker: str) -> str:
-    """Return the command or address that shows a run at a tracker, or the comparison of its child runs. It is empty if
-    the tracker has not created the run."""
+    """Return the command or address that shows a run at a tracker, or the comparison of its child runs. Return an empty
+    text if the tracker has not created the run."""
     state = read_state(folder / state_file(tracker))
     if state is None or not state.view:
         return ""

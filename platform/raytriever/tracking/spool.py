@@ -1,8 +1,8 @@
-"""Trackers of a run. All logged data is first stored in the run directory, then sent by one thread per tracker.
+"""Trackers of a run. All logged data is first stored in the run directory. Then one thread per tracker sends it.
 
 If a tracker stops answering during a run, the run only logs a line. At the end, the run waits for the tracker for a
 limited time. If the same command is run again, it sends the rest. An unreachable MLflow server is an error only at the
-start of a run, because then its address is probably wrong.
+start of a run, because then the address is probably wrong.
 
 If a job writes its output directory at its end, the data is stored in a hidden folder next to it (`open_adjacent`)."""
 
@@ -29,14 +29,14 @@ from raytriever.tracking.tracker_names import TITLES, open_trackers
 
 # Seconds to wait for a failing server at the end of a finished run, and of a run that was interrupted or failed.
 END_SECONDS, SHORT_END_SECONDS = 60.0, 5.0
-_ADJACENT = ".tracking"  # suffix of the folder next to an output
+_ADJACENT = ".tracking"  # suffix of the hidden folder next to an output directory
 
 Log = Callable[[str], None]
 
 
 class Spool(Tracker):
-    """Tracker that stores its data in a run directory, and sends it to any number of trackers. It has one sender for
-    each tracker. They are closed when the run is finished, unless it has a parent."""
+    """Tracker that stores its data in a run directory, and sends it to any number of trackers, with one sender for
+    each tracker. The senders are closed when a run without a parent is finished."""
 
     def __init__(self, folder: Path, senders: Sequence[OutboxSender], log: Log, parent: Spool | None = None) -> None:
         self.folder, self._senders, self._log, self._parent = folder, senders, log, parent
@@ -99,7 +99,7 @@ class Spool(Tracker):
         self._wake()
 
     def log(self, points: Sequence[Point]) -> None:
-        """See `Tracker`. A point is left out if its name and step were already logged."""
+        """See `Tracker`. A point is skipped if a point of its name and step was already logged."""
         self._steps.add(points)
         self._wake()
 
@@ -132,7 +132,7 @@ class Spool(Tracker):
         if self._parent is None:
             self.drain(END_SECONDS if status == "FINISHED" else SHORT_END_SECONDS)
 
-    @activity("sending what remains to the trackers")
+    @activity("sending the remaining data to the trackers")
     def drain(self, patience: float) -> bool:
         """Send all remaining data, then stop; failing trackers get `patience` seconds. Return whether all was sent. If
         all was sent, the hidden folder of a job that writes its output at its end is removed."""
@@ -210,5 +210,5 @@ def _output_of(folder: Path) -> Path:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # the parent folder may also have folders of other jobs
+    with suppress(OSError):  # the parent folder may also hold folders of other jobs
         folder.parent.rmdir()

@@ -1,9 +1,9 @@
-"""Step log of a run, `steps.jsonl`: every logged point in order, one line for the points of one step and time.
+"""Step log of a run, `steps.jsonl`: every logged point in order. The points of one step and time share a line.
 
-The file has three readers: a resumed run, which needs its curves; the tracker, which sends the points that the server
-does not have yet; and any reader of a run directory. A complete line is durable. If the process died while it wrote a
-line, the partial line is removed before the next line is written. The step of this line is repeated, because no later
-checkpoint was committed."""
+Three readers use the file: a resumed run, which needs its curves; the outbox, which sends the points that a tracker
+does not have yet; and any command that shows a run. A complete line is durable. If the process died while it wrote a
+line, the partial line is removed before the next line is written. The resumed run repeats the step of this line,
+because no later checkpoint was committed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"
 _REMEDY = f"remove the line, or give another {setting('output')}"
-# Largest step, because each step uses one bit of memory; and largest time in milliseconds.
+# Maximum step, because each step uses one bit of memory; and maximum time in milliseconds.
 _LIMITS = (1_000_000_000, 1 << 53)
 
 
 class PointBatch(NamedTuple):
-    """Consecutive points of the file, and the byte offset after the last one."""
+    """Consecutive points of the file, and the byte offset after the last of them."""
 
     points: list[Point]
     end: int
@@ -46,8 +46,8 @@ class StepLog:
                 self.points += self._mark(name, entry["step"])
 
     def add(self, points: Iterable[Point]) -> int:
-        """Write the points whose name and step were not logged before. Return their number. A restarted worker group
-        and a resumed run repeat steps; the first value is kept."""
+        """Write the points, except those whose name and step were logged before. Return the number of points written. A
+        restarted worker group and a resumed run repeat steps; the first value of a step is kept."""
         with self._lock:
             fresh = [point for point in points if self._mark(point.name, point.step)]
             if not fresh:
@@ -70,7 +70,7 @@ class StepLog:
             return len(fresh)
 
     def read_from(self, offset: int, limit: int) -> PointBatch:
-        """Return at least `limit` points from a byte offset on, in complete lines, or fewer at the end of the file."""
+        """Return the points after a byte offset, in complete lines: at least `limit` points, or all until the end."""
         batch = PointBatch([], offset)
         for end, entry in _entries(self._file, offset, self.size):
             batch = PointBatch([*batch.points, *_points(entry)], end)
@@ -79,11 +79,11 @@ class StepLog:
         return batch
 
     def count(self, offset: int) -> int:
-        """Return the number of points from a byte offset on."""
+        """Return the number of points after a byte offset."""
         return sum(len(entry["metrics"]) for _, entry in _entries(self._file, offset, self.size))
 
     def locate(self, points: int) -> tuple[int, int]:
-        """Return how many of the first `points` points are in complete lines, and the byte offset after these lines."""
+        """Return how many points are in the lines that lie within the first `points` points, and the lines' end."""
         before = offset = 0
         for end, entry in _entries(self._file, 0, self.size):
             if before + len(entry["metrics"]) > points:
@@ -127,7 +127,7 @@ def training_folders(folder: Path) -> list[Path]:
 
 
 def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
-    """Return the curve of a metric over all stages. Step 1 of a stage follows the last step of the stage before."""
+    """Return the curve of a metric over all stages. The steps of a stage are counted on from the stage before."""
     whole: list[tuple[int, float]] = []
     done = 0
     for folder in folders:
@@ -144,7 +144,7 @@ class _Entry(TypedDict):
 
 
 def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
-    """Yield the complete lines from a byte offset on, each with the offset after it. Lines that are not JSON are
+    """Yield the complete lines after a byte offset, each with the offset of its end. Lines that are not JSON are
     skipped, because a crash of the machine may leave a partly written line."""
     if not file.is_file():
         return
@@ -168,8 +168,8 @@ def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[t
 
 
 def _is_entry(entry: Any) -> bool:
-    """Return whether a line has the types of `_Entry`, ten times faster than `json_and_yaml.conform`, as there may be
-    millions of lines."""
+    """Return whether a line has the types of `_Entry`. This check is ten times faster than `json_and_yaml.conform`:
+    there may be millions of lines."""
     if type(entry) is not dict or type(entry.get("metrics")) is not dict:
         return False
     for number, limit in zip((entry.get("step"), entry.get("milliseconds")), _LIMITS, strict=True):

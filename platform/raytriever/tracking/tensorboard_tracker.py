@@ -1,4 +1,4 @@
-"""TensorBoard tracker: one event file for each run. A resumed run writes a new file from the first point on."""
+"""TensorBoard tracker: one event file for each run. A resumed run writes a new file with all of its points."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TensorboardRun(RemoteRun):
         for file in folder.glob("events.out.tfevents.*"):
             os.truncate(file, 0)  # not removed, because TensorBoard would stop at a missing file
         self._file = folder / f"events.out.tfevents.{time.time_ns()}.raytriever"
-        # If TensorBoard has read the earlier file, this event makes it drop the earlier points.
+        # If TensorBoard has read the earlier file, this event makes it forget the earlier points.
         start = Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
         self._write([Event(wall_time=time.time(), file_version="brain.Event:2"), start])
 

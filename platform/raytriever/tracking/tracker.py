@@ -12,11 +12,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-COMMAND = "raytriever.command"  # tag with the name of the command that made a run; the UI can filter runs by it
+COMMAND = "raytriever.command"  # tag with the name of the command that made a run; the UI can filter by this tag
 
 
 def git_commit(directory: Path) -> str | None:
-    """Return the commit of the checkout around `directory`, with `-dirty` if files differ; None if there is none."""
+    """Return the commit of the checkout around `directory`, with `-dirty` if files differ; None without a checkout."""
 
     def git(*words: str) -> str | None:
         try:
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
 
 def points_now(values: Mapping[str, float | None], step: int = 0) -> list[Point]:
-    """Return values by name as points of a step at this time. Leave out None and NaN."""
+    """Return values by name as points of a step at this time. Leave out values that are None or NaN."""
     now, numbers = (
         time.time_ns() // 1_000_000,
         {name: math.nan if value is None else value for name, value in values.items()},
@@ -77,11 +77,11 @@ class Backlog:
 
 
 class Tracker:
-    """Receiver of settings, metrics and files of a run. Only the driver writes to it. This base class ignores them."""
+    """Receiver of settings, metrics and files of a run. Only the driver calls it. This base class does nothing."""
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
-        """Log the resolved settings, the data and the tags. A resumed run may repeat the call, which changes nothing. A
-        call without a data set adds tags that arise during the run; trackers without tags may ignore it."""
+        """Log the resolved settings, the data and the tags. A resumed run may repeat the call without effect. A
+        call without a data set adds tags that are known only later; trackers without tags may ignore the call."""
 
     def log(self, points: Sequence[Point]) -> None:
         """Log metric values."""
@@ -96,8 +96,8 @@ class Tracker:
 class RemoteRun(Tracker):
     """One run at a tracker. The tracker may fail at any time.
 
-    `run_id` is the run's id at the tracker, and `view` the command or address that shows it. `points` is the number of
-    the run's first points that the tracker had when the run was created or resumed."""
+    `run_id` is the run's id at the tracker, and `view` the command or address that shows it. `points` says how
+    many of the run's first points the tracker had when the run was created or resumed."""
 
     run_id: str
     points: int
@@ -105,8 +105,8 @@ class RemoteRun(Tracker):
 
 
 class TrackerClient(Protocol):
-    """A tracker: MLflow, W&B, TensorBoard or Trackio. Its attributes are its name for `--tracker`, its title in
-    messages, and its address or folder without secrets."""
+    """A tracker: MLflow, W&B, TensorBoard or Trackio. Its attributes are the name that `--tracker` accepts, the
+    title in messages, and the address or folder without secrets."""
 
     name: str
     title: str
@@ -117,7 +117,7 @@ class TrackerClient(Protocol):
 
         Args:
             run_id: run to resume; None for a new run.
-            key: unique text of the run. With it, the run is found again if a response was lost.
+            key: unique text by which the run is found if the server's response to its creation was lost.
             points: number of points that the tracker has confirmed. If a tracker cannot count its points, the returned
                 run has this number.
         """
@@ -126,7 +126,7 @@ class TrackerClient(Protocol):
 def described(
     params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
 ) -> dict[str, str | float]:
-    """Return settings, data and tags in one mapping, for trackers that have only settings; convert texts to numbers."""
+    """Return settings, data and tags in one mapping, for trackers that have only settings; parse numbers."""
     flat = {**params, **tags}
     if dataset is not None:
         data = {"source": dataset.source, "digest": dataset.digest, **{k: str(v) for k, v in dataset.counts.items()}}
@@ -150,7 +150,7 @@ def rows_of(points: Sequence[Point]) -> list[list[Point]]:
 
 @contextmanager
 def closing(tracker: Tracker) -> Iterator[None]:
-    """Close a run at the end of the block. Its status says how the block ended."""
+    """Close a run at the end of the block, with a status that says how the block ended."""
     status = "FAILED"
     try:
         yield

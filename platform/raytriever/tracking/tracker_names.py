@@ -1,4 +1,4 @@
-"""Trackers by the names that `--tracker` accepts, and checks of their packages, keys and addresses.
+"""The trackers that `--tracker` accepts, by name, and checks of their packages, keys and addresses.
 
 `check_trackers` finds a missing package, a missing key or a wrong address before any long work. It connects to no
 server, except to an MLflow server."""
@@ -26,12 +26,12 @@ def read_trackers(text: str) -> tuple[str, ...]:
         check_known("tracker", name, (*TITLES, NONE), setting("tracker"))
     if NONE in names and len(names) > 1:
         what = f"{text!r} has both {NONE!r} and names of trackers"
-        raise ConfigError(what, setting("tracker"), f"give {NONE} alone, or leave it out")
+        raise ConfigError(what, setting("tracker"), f"give {NONE} alone, or only names of trackers")
     return () if names == [NONE] else tuple(names)
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers can be used. Only an MLflow server is connected to."""
+    """Check that trackers can be used. This connects to no server except an MLflow server."""
     for name in names:
         if name in _OLDEST:
             _check_package(name)
@@ -70,7 +70,7 @@ def _open(name: str) -> TrackerClient:
 
 
 def _check_package(name: str) -> None:
-    remedy = f"pip install 'raytriever[{name}]', or leave it out"
+    remedy = f"run `pip install 'raytriever[{name}]'`, or leave {name} out"
     try:
         installed = version(name)
     except PackageNotFoundError as error:

@@ -1,7 +1,7 @@
 """Trackio tracker: rows in Trackio's database on this machine (`TRACKIO_DIR`), which `trackio show` opens.
 
-The id of a row consists of its run and its first point. Trackio stores one row per id, so a row can be sent twice
-without effect. Trackio's `Run` is not used, because it writes from a thread that drops a batch after an error."""
+The id of a row consists of its run and its first point. Trackio stores one row per id, so sending a row twice is
+harmless. Trackio's `Run` is not used, because it writes from a thread that drops a batch after an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrackioClient(TrackerClient):
         self.address = str(SQLiteStorage.get_project_db_path(PROJECT))
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> TrackioRun:
-        """See `TrackerClient`. The key of the run is its id."""
+        """See `TrackerClient`. A new run gets `key` as its id."""
         return TrackioRun(self.storage, run_name, run_id or key, points)
 
 

@@ -1,7 +1,7 @@
 """W&B tracker: runs of W&B in the modes of `WANDB_MODE`, with `step` as their x-axis.
 
-The `_step` of a row at W&B is the number of its last point. So a server knows how many points it has, and accepts no
-point twice. Without a server, a resumed run is written again from its first point, and replaces its earlier folder."""
+The `_step` of a row at W&B is the number of the row's last point. So a server knows how many points it has, and takes
+no point twice. Without a server, a resumed run is written again from its first point, and replaces the old folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from raytriever.tracking.mlflow_tracker import PROJECT, REASON_CHARACTERS
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
 
 OFFLINE = ("offline", "dryrun", "disabled")
-_REMEDY = "run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline"
+_REMEDY = "run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
 # With these settings, W&B prints nothing, and stores only what raytriever sends.
 _QUIET: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "disable_code": True}
 _QUIET |= {"x_disable_stats": True, "init_timeout": 30.0, "finish_timeout": 60.0, "finish_timeout_raises": True}
 
 
 def read_settings() -> Any:
-    """Return the settings of W&B in this process. Raise `ConfigError` if it needs a key but has none."""
+    """Return the settings of W&B in this process. Raise `ConfigError` if W&B needs an API key but has none."""
     for name, value in (("WANDB_SILENT", "true"), ("WANDB_ERROR_REPORTING", "false")):
         os.environ.setdefault(name, value)
     import wandb
@@ -36,7 +36,7 @@ def read_settings() -> Any:
     settings = wandb.setup(wandb.Settings(**_QUIET)).settings
     has_key = settings.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
     if settings.mode not in OFFLINE and not has_key and not read_netrc_auth(host=settings.base_url):
-        raise ConfigError(f"W&B has no key for {settings.base_url}", setting("tracker", "wandb"), _REMEDY)
+        raise ConfigError(f"W&B has no API key for {settings.base_url}", setting("tracker", "wandb"), _REMEDY)
     return settings
 
 
@@ -56,7 +56,7 @@ class WandbClient(TrackerClient):
         import wandb
 
         run_id = run_id or key
-        if run_id in self._connected:  # the run failed before, and W&B's process still uses its id
+        if run_id in self._connected:  # the connection failed before, and W&B's process still uses the id
             self._end_process()
         for file in self._folder.glob(f"*-{run_id}*/run-{run_id}.wandb") if self._is_offline else ():
             shutil.rmtree(file.parent)
@@ -73,7 +73,7 @@ class WandbClient(TrackerClient):
         return WandbRun(run, view, 0 if self._is_offline else run.starting_step)
 
     def _end_process(self) -> None:
-        """End the process of W&B. Its other runs then fail, and connect again."""
+        """End the process of W&B. Other runs in this process then fail, and connect again."""
         import wandb
 
         self._connected.clear()

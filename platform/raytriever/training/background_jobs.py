@@ -1,10 +1,10 @@
-"""Background jobs of training: work on a committed checkpoint, whose result all workers adopt after the same step.
+"""Background jobs of training. A job works on a committed checkpoint; all workers adopt its result after the same step.
 
 A job has phases. While a job runs, and only then, the workers exchange one small message after each step. A phase ends
-when the first worker has finished it. If it needs all workers, it ends when all have finished with the same result. It
-ends on all workers after the same step.
+when the first worker has finished it. A phase that needs all workers ends when all have finished with the same result.
+A phase ends on all workers after the same step.
 
-1. `submit` starts a job. When its checkpoint is committed, the path is passed to another process or a thread.
+1. `submit` starts a job. When the job's checkpoint is committed, its path is passed to another process or a thread.
 2. `poll` checks the work after each step and exchanges the messages.
 3. `adopt` applies the result of the last phase. `reject` logs why a job failed; a failed job never ends training.
 4. `recover` applies recorded results after a restart. It submits unfinished work again, with the same checkpoint."""
@@ -41,7 +41,7 @@ class JobStatus(IntEnum):
 
 
 class JobMessage(NamedTuple):
-    """Message of one worker to all: its status, and the result of the phase, a number that float64 can represent."""
+    """Message of one worker to all workers: its status, and its result of the phase as a float64 number."""
 
     status: JobStatus = JobStatus.RUNNING
     result: float = 0.0
@@ -51,13 +51,13 @@ RUNNING = JobMessage()
 
 
 def all_rows(row: list[float], workers: WorkerGroup) -> list[list[float]]:
-    """Gather a row of numbers from each worker, by rank, in one small collective on the CPU; all workers call it."""
+    """Gather a row of numbers from each worker, by rank, in one small CPU collective. All workers call this."""
     rows: list[list[float]] = workers.all_gather(torch.tensor([row], dtype=torch.float64)).tolist()
     return rows
 
 
 def all_texts(text: str, workers: WorkerGroup) -> list[str]:
-    """Gather a text from each worker, by rank, in two collectives on the CPU; all workers call it."""
+    """Gather a text from each worker, by rank, in two CPU collectives. All workers call this function."""
     raw = text.encode()
     length = max(int(row[0]) for row in all_rows([len(raw)], workers))
     own = torch.frombuffer(bytearray(raw.ljust(length + 1, b"\0")), dtype=torch.uint8)[None]
@@ -65,29 +65,29 @@ def all_texts(text: str, workers: WorkerGroup) -> list[str]:
 
 
 class JobError(Exception):
-    """Failure of a job, reported by the process that does the work as a line for the user."""
+    """Failure of a job. Its text is a line for the user, from the process that does the work."""
 
 
 class JobClient(Protocol[Result]):
-    """Access to the process that does the work; only the first worker uses it, for one job at a time."""
+    """Client of the process that does the work. Only the first worker has a client, which submits one job at a time."""
 
     def submit(self, number: int, checkpoint: Path) -> None:
         """Start job `number` on a committed checkpoint. Does not wait."""
 
     def poll(self) -> Result | None:
-        """Return the result of the job; None while it is running. Does not wait. If the job failed, raise."""
+        """Return the result of the job, or None while it is running. Does not wait. Raises an error if it failed."""
 
 
 @dataclass(frozen=True)
 class JobPhase:
     """One phase of a job."""
 
-    # Returns this worker's message. It is called after each step, with the number of steps done, until the message is
-    # no longer `RUNNING`. It does not wait.
+    # Function that returns this worker's message without waiting. It is called after each step, with the number of
+    # steps done, until the message is no longer `RUNNING`.
     check: Callable[[int], JobMessage]
     # Called on every worker, with the number of steps done, when the previous phase has ended.
     start: Callable[[int], None] = lambda step: None
-    # If True, the phase ends when all workers have the same result; else when the first worker has one.
+    # If True, the phase ends when all workers have the same result; if False, when rank 0 has a result.
     needs_all: bool = False
 
     def is_done(self, messages: Sequence[JobMessage]) -> bool:
@@ -105,13 +105,13 @@ class JobPhase:
 
 
 def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMessage]:
-    """Gather the messages of all workers by rank, in one small collective; all workers call it."""
+    """Gather the messages of all workers by rank, in one small collective. All workers call this function."""
     rows = all_rows([float(message.status), message.result], workers)
     return [JobMessage(JobStatus(int(status)), result) for status, result in rows]
 
 
 def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
-    """Broadcast the first worker's JSON value to all workers; all workers call it."""
+    """Broadcast the first worker's JSON value to all workers. All workers call this function."""
     return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])  # noqa: TID251 - ours
 
 
@@ -121,7 +121,7 @@ class BackgroundJob(ABC):
     All workers make every call in the same order, and call each hook of the training loop after the same step.
 
     Args:
-        client: on the first worker, access to the process that does the work; None on the others.
+        client: on the first worker, the client of the process that does the work; None on the other workers.
         workers: the group that exchanges messages on the CPU.
         phases: phases that follow the work itself.
     """
@@ -142,7 +142,7 @@ class BackgroundJob(ABC):
         self._phase: int | None = None
         self._message, self._reason = RUNNING, ""
         self._wait_seconds = 0.0
-        # All workers call this before training waits. It raises the error if a checkpoint could not be written.
+        # All workers call this before training waits. If a checkpoint could not be written, the call raises the error.
         self.wait_for_checkpoint: Callable[[], None] = lambda: None
 
     @abstractmethod
@@ -155,15 +155,15 @@ class BackgroundJob(ABC):
 
     @abstractmethod
     def adopt(self, step: int, result: float) -> None:
-        """Apply the result of a job after `step` steps, with the first worker's result of the last phase."""
+        """Apply a finished job after `step` steps. `result` is the first worker's result of the last phase."""
 
     @abstractmethod
     def reject(self, step: int, reason: str) -> None:
-        """Drop the failed job. All workers call it after `step` steps; `reason` is empty if another worker failed."""
+        """Drop the failed job. All workers call this after `step` steps; `reason` is empty if another worker failed."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return a phrase for the running job, the end of the log line `Training has waited 60 s for ...`."""
+        """Return a phrase for the running job, for the log line `Training has waited 60 s for PHRASE.`"""
 
     @property
     def is_first(self) -> bool:
@@ -176,21 +176,21 @@ class BackgroundJob(ABC):
         return self._phase is not None
 
     def start(self, trainer_state: TrainerState) -> TrainerState:
-        """Resume, given the checkpoint's trainer state. Return the one to train from. Called before the first batch."""
+        """Resume from the checkpoint's trainer state. Return the state to train from. Called before the first batch."""
         self.recover(trainer_state.step)
         return trainer_state
 
     def prefetch_limit(self, step: int, end: int) -> int:
-        """Return the first step, at most `end`, whose batch must not be prepared before the next `after_step`."""
+        """Return the first step whose batch must wait for the next `after_step`; `end` if no batch must wait."""
         return end
 
     def before_batch(self, step: int, batch: Batch) -> None:  # noqa: B027
-        """Check the batch of `step`, counted from 0, before the model learns from it."""
+        """Check the batch of `step` (the first step is 0) before the model learns from this batch."""
 
     @abstractmethod
     def after_step(self, trainer_state: TrainerState) -> TrainerState:
-        """Act after a step, and return the trainer state, with `stopped` set if training ends. If the step is due for a
-        checkpoint, this is already being written."""
+        """Act after a step, and return the trainer state, with `stopped` set if training ends. If a checkpoint is due
+        at this step, it is already being written."""
 
     def finish(self, trainer_state: TrainerState) -> TrainerState:
         """Act after the last step, when all checkpoints are committed; returns the final trainer state."""
@@ -206,11 +206,11 @@ class BackgroundJob(ABC):
     @property
     @abstractmethod
     def retained_steps(self) -> frozenset[int]:
-        """Steps whose checkpoints must not be removed; read by the thread that writes checkpoints."""
+        """Steps whose checkpoints must not be removed. The thread that writes checkpoints reads this set."""
 
     @abstractmethod
     def metrics(self, step: int) -> Mapping[str, float]:
-        """Return metrics of `step`, counted from 0, for the tracker."""
+        """Return metrics of `step` (the first step is 0) for the tracker."""
 
     def submit(self, number: int, step: int) -> None:
         """Start job `number` on the checkpoint of `step`, as soon as that checkpoint is committed."""
@@ -218,7 +218,7 @@ class BackgroundJob(ABC):
         self._enter(0, lambda: None)
 
     def poll(self, step: int) -> None:
-        """Check the running job after `step` steps. Start its next phase if the messages say that this one ended."""
+        """Check the running job after `step` steps. Start its next phase if its phase has ended."""
         if self._phase is None:
             return
         phase = self._phases[self._phase]
@@ -249,7 +249,7 @@ class BackgroundJob(ABC):
             if must_wait() and time.monotonic() - logged > LOG_SECONDS:
                 logged = time.monotonic()
                 waited = f"Training has waited {logged - began:.0f} s for {self.describe()}."
-                self.log(f"{waited} `ray status` shows whether its process has the resources that it needs.")
+                self.log(f"{waited} `ray status` shows whether a process for it can start or waits for resources.")
 
     def log(self, line: str) -> None:
         """Log a line for the user on the first worker."""
@@ -263,14 +263,14 @@ class BackgroundJob(ABC):
 
     @contextmanager
     def count_wait(self) -> Iterator[None]:
-        """Count the seconds of the block as waiting for jobs."""
+        """Add the duration of the `with` block to the seconds that steps have waited for jobs."""
         began = time.monotonic()
         yield
         self._wait_seconds += time.monotonic() - began
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Run a block whose errors fail the job instead of ending training."""
+        """Run a `with` block. An error in the block makes the job fail, but does not end training."""
         try:
             yield
         except Exception as error:

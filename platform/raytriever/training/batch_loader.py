@@ -1,8 +1,8 @@
 """Batches of the steps, and the loader that makes them in a thread that runs ahead of the training loop.
 
-1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
+1. A worker's passages are in groups, one group for each query: first the positives, then the hard negatives.
 2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
-3. The thread prepares at most `depth` batches ahead. It measures how long a step waited for its batch.
+3. The thread prepares at most `depth` batches ahead, and measures how long a step waited for its batch.
 4. The thread also counts the tokens and FLOPs of a batch. The batch goes to a GPU in one copy from pinned memory, on a
    separate stream, while the GPU computes an earlier step. The step's stream waits for the copy, the CPU does not.
 
@@ -40,7 +40,7 @@ Passes = Sequence[tuple[Buckets, Side]]
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's fraction of a global batch."""
+    """One worker's part of a global batch."""
 
     # `queries`, `passages`: tokens, in buckets of similar length. With gradient caching, each bucket is a chunk.
     queries: Buckets
@@ -48,8 +48,8 @@ class Batch:
     relevance: RowRelevance  # positives of the queries in the global batch, and pairs that are not negatives
     chunk: int | None = None  # maximum number of tokens of a chunk, padding included; None without gradient caching
     version: int = 0  # refresh round whose hard negatives the batch uses; 0 for the initial table
-    guide: Passes = ()  # the same texts as the guide reads them; empty without a guide
-    work: tuple[float, float] = (0.0, 0.0)  # tokens and FLOPs of this fraction
+    guide: Passes = ()  # the same texts, tokenized for the guide; empty without a guide
+    work: tuple[float, float] = (0.0, 0.0)  # number of tokens and number of FLOPs of this part
     copied: torch.cuda.Event | None = None  # CUDA event that marks the end of the copy to a GPU; None on a CPU
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
@@ -83,7 +83,7 @@ def wait_for_copy(batch: Batch) -> Batch:
     stream.wait_event(batch.copied)
 
     def use(tensor: Tensor) -> Tensor:
-        # The memory was allocated on the copy stream. Without this, it could be reused before this stream has read it.
+        # The copy stream allocated the memory. It could otherwise reuse the memory before the current stream reads it.
         tensor.record_stream(stream)
         return tensor
 
@@ -96,26 +96,26 @@ PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 @dataclass(frozen=True)
 class Batches:
-    """Source of the batches of a split; it makes the fraction of any worker."""
+    """Source of the batches of a split. It makes each worker's part of a batch."""
 
     tokens: Tokens  # tokens of queries and documents by position, made for the retriever that encodes them
     examples: Examples  # the training examples: queries with their positives and hard negatives
     order: Order  # order in which the steps use the examples
-    positives_per_query: int  # maximum number of positives of a query's group
-    negatives_per_query: int  # hard negatives of a query's group; more if the query has fewer positives
+    positives_per_query: int  # maximum number of positives in the group of a query
+    negatives_per_query: int  # number of hard negatives in a group; a group with fewer positives has more negatives
     version: int = 0  # refresh round whose hard negatives are used; 0 for the initial table
     teacher: TeacherTable | None = None  # a teacher's scores of the pairs of a group; None without a teacher
     labels: TeacherTable | None = None  # graded relevance of the pairs of a group, 0 to 1; None for binary relevance
-    guide: GuideTexts | None = None  # texts as the false-negative guide reads them; None without a guide
+    guide: GuideTexts | None = None  # texts, tokenized for the false-negative guide; None without a guide
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> Batches:
-        """Return the batches with other hard negatives. Order, queries, positives and random samples stay the same."""
+        """Return the batches with other hard negatives, but the same order, queries, positives and random samples."""
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
     def batch(
         self, step: int, retriever: Retriever, workers: WorkerGroup, symmetric: bool = False, chunk: int | None = None
     ) -> Batch:
-        """Return this worker's local batch of the global batch of `step`, counted from 0.
+        """Return this worker's part of the global batch of `step` (the first step is 0).
 
         Every worker computes the ids of the whole batch, so the relevance needs no communication."""
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
@@ -123,7 +123,7 @@ class Batches:
         own = slice(workers.rank * local, (workers.rank + 1) * local)
         queries = self.examples.queries(chosen)
         positives, groups = self.examples.groups(chosen, epochs, self.positives_per_query, self.negatives_per_query)
-        # Copies of a text have the same id in the loss, so a copy of a positive is not a negative.
+        # Equal texts have the same id in the loss, so a duplicate of a positive is not a negative.
         query_ids = self.examples.query_copies.first(queries)
         positive_ids, group_ids = (self.examples.document_copies.first(positions) for positions in (positives, groups))
         known_rows, known = self.examples.known(chosen)
@@ -133,7 +133,7 @@ class Batches:
             None if table is None else (group_ids[own], table.of_groups(queries, groups[own]))
             for table in (self.teacher, self.labels)
         )
-        of_queries, of_passages = None, None  # prompts, for a model that does not pool them
+        of_queries, of_passages = None, None  # prompts, only for a model that leaves prompts out of pooling
         if not retriever.description.pool_prompt:
             of_queries = self.tokens.query_prompts.of(queries)
             of_passages = self.tokens.document_prompts.of(passages)
@@ -148,10 +148,10 @@ class Batches:
 
 
 class BatchVersions:
-    """Batches by the first step that uses them. The loader's thread reads them while the loop adds versions."""
+    """Versions of the batches, by their first step. The loader's thread reads them while the loop adds versions."""
 
     def __init__(self, batches: Batches) -> None:
-        # Needs no lock: the tuple is replaced as a whole, so a reader sees the old versions or the new ones.
+        # No lock is needed: the tuple is replaced as a whole, so a reader sees either the old or the new versions.
         self._all: tuple[tuple[int, Batches], ...] = ((0, batches),)
 
     @property
@@ -160,11 +160,11 @@ class BatchVersions:
         return self._all[-1][1]
 
     def at(self, step: int) -> Batches:
-        """Return the batches of `step`, counted from 0."""
+        """Return the batches of `step` (the first step is 0)."""
         return next(batches for first_step, batches in reversed(self._all) if first_step <= step)
 
     def add(self, first_step: int, batches: Batches) -> None:
-        """Add a version that is used from `first_step` on."""
+        """Add a version, which `first_step` and later steps use."""
         if first_step < (last := self._all[-1][0]):
             raise ValueError(f"a version from step {first_step} cannot follow a version from step {last}")
         self._all = (*(version for version in self._all if version[0] < first_step), (first_step, batches))

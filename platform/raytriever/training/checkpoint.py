@@ -45,8 +45,8 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True)
 class State:
-    """Content of `state.json`. The values of `origin`, such as the digest of the data, must be equal when the run
-    resumes. The `metric` decides which checkpoint is best."""
+    """Content of `state.json`. A run resumes only if its values of `origin`, such as the digest of the data, are the
+    same. The `metric` decides which checkpoint is best."""
 
     trainer_state: TrainerState
     origin: Mapping[str, Any]
@@ -61,8 +61,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def write_slices(slices: Iterable[Slice], folder: Path, rank: int, size: int) -> None:
     """Write one worker's slices: a file of weights and a file of moments.
 
-    A slice that is a whole tensor keeps its shape. Any other slice is stored flat; the metadata of the file then have
-    the start of the slice and the shape of the tensor."""
+    A slice that is a whole tensor keeps its shape. Any other slice is stored flat. The metadata of the file then
+    contain the start of the slice and the shape of the tensor."""
     kinds: dict[str, list[Slice]] = {WEIGHTS: [], OPTIMIZER: []}
     for piece in slices:
         kinds[OPTIMIZER if ":" in piece.name else WEIGHTS].append(piece)
@@ -83,7 +83,7 @@ def write_state(state: State, folder: Path) -> None:
 
 
 def read_state(path: Path) -> State:
-    """Read `state.json` of a checkpoint; raises `StorageError` if it is damaged."""
+    """Read `state.json` of a checkpoint; raises `StorageError` if the file is damaged."""
     return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
@@ -101,11 +101,11 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
-    """Raise `StorageError` unless this host has every byte of a checkpoint. Files of a bucket are copied here first.
+    """Raise `StorageError` unless this host has every byte of a checkpoint. Files in a bucket are first copied to it.
 
     Args:
-        is_checked: True if another worker checks the digests, or this one has checked them. A checkpoint in a shared
-            folder is then not checked again. One in a bucket is, because each host has its own copy.
+        is_checked: True if another worker checks the digests, or if this worker has checked them. A checkpoint in a
+            shared folder is then not checked again. In a bucket it is checked again: each host has its own copy.
     """
     pull(path)
     read_manifest(path, verify=not is_checked or address_of(path) is not None)
@@ -114,7 +114,7 @@ def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
 def prune(folder: Path, trainer_state: TrainerState, keep: int, retained: Collection[int] = ()) -> None:
     """Remove all checkpoints except the best, those of the `retained` steps, and the `keep` newest of the others.
 
-    Checkpoints of later steps are removed too. They are damaged; otherwise the run would have resumed from them."""
+    Checkpoints later than `trainer_state` are also removed: they are damaged, so the run did not resume from them."""
     others = sorted(
         (step for step, _ in _steps(folder) if step <= trainer_state.step and step != trainer_state.best_step),
         reverse=True,
@@ -140,7 +140,7 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
     """Return, by name, everything that the result of a step depends on, except the model and the step number."""
     origin: dict[str, Any] = {"data": data_digest} if data_digest else {}
-    # The path of the guide is left out, because its files may have moved; their digest is compared instead.
+    # The path of the guide is left out, because the guide may have moved. Instead, the digest of its files is compared.
     origin |= {f"loss.{name}": value for name, value in asdict(loss).items() if name != "guide"}
     origin |= {f"training.{name}": value for name, value in asdict(training).items() if name not in MAY_CHANGE}
     return origin | {"total_steps": total_steps}
@@ -156,7 +156,7 @@ def resume(
 ) -> TrainerState:
     """Load the newest complete checkpoint, if there is one, and remove unfinished checkpoints of killed writers.
 
-    The first worker chooses for all, because workers may see different states of a folder.
+    The first worker chooses the checkpoint for all workers, because they may see different states of a folder.
 
     Returns:
         The trainer state of the checkpoint, or a new one if there is no checkpoint.
@@ -192,7 +192,7 @@ def load_best(
 ) -> None:
     """Load the best weights into the module, which is unsharded on every worker and has the last weights.
 
-    Raises `StorageError` if the best checkpoint is damaged. When the run is started again, it chooses another one."""
+    Raises `StorageError` if the best checkpoint is damaged. The next start of the run uses another checkpoint."""
     step = trainer_state.best_step or trainer_state.step
     if step in (0, trainer_state.step):
         return
@@ -220,6 +220,6 @@ def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:
     try:
         read_manifest(checkpoint_path(folder, trainer_state.best_step))
     except StorageError as error:
-        log(f"{error}. The best checkpoint will be chosen from later ones.")
+        log(f"{error}. The best checkpoint will be chosen from later checkpoints.")
         return trainer_state.step, 0
     return trainer_state.step, 1

@@ -1,14 +1,14 @@
 """Writer of checkpoints, in a thread, while training continues.
 
 1. At a step, every worker copies its slices of the state to CPU memory. The step waits for this copy only.
-2. One thread of each worker writes its copies. The first worker writes into a hidden directory of the checkpoint. If
-   the state is sharded, each other worker commits a directory of its own next to that one.
+2. One thread of each worker writes its copies. The first worker writes into a hidden directory. If
+   the state is sharded, each other worker commits a directory of its own next to the hidden one.
 3. The first worker's thread waits for the shards of the others, moves them into its directory, and commits the
    checkpoint with one rename. Then it removes the checkpoints that need not be kept.
 
-So a checkpoint with a manifest is complete, even if a process died. After each step, the workers exchange three facts
-in one collective: whether they are writing, whether they failed, and whether it is time for a checkpoint. So all
-workers decide alike, and an error of one writer ends the next step on all of them."""
+So a checkpoint with a manifest is complete, even if a process died. After each step, the workers exchange in one
+collective whether they are writing, have failed, or need a checkpoint. So all workers decide alike, and an error of
+one writer ends the next step on all workers."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ GRACE_SECONDS = 2.0  # at its end, a run waits this long for the shards of other
 class WriterStatus:
     """Status that all workers know after a step."""
 
-    is_writing: bool  # True if any worker is writing
+    is_writing: bool  # True if at least one worker is writing
     is_due: bool  # True if a checkpoint is due by the first worker's clock
     seconds: tuple[float, ...]  # seconds of each worker's own work in the step, by rank
 
 
 class CheckpointWriter:
-    """Writer of the checkpoints of one run, used in a `with` statement. Its end waits until all are written.
+    """Writer of the checkpoints of one run. Use it in a `with` statement. At its end, all checkpoints are written.
 
     Args:
         folder: folder of the checkpoints, shared by all workers.
@@ -62,8 +62,8 @@ class CheckpointWriter:
         device: device of the state.
         keep: number of newest checkpoints to keep in addition to the best.
         has_state: True if this worker has state to write.
-        before_commit: called on the first worker with the step of a checkpoint that is written but not committed.
-        retained_steps: returns the steps of further checkpoints to keep; called in the first worker's thread.
+        before_commit: called on the first worker with a step whose checkpoint is written but not yet committed.
+        retained_steps: returns the steps of other checkpoints to keep; called in the first worker's thread.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CheckpointWriter:
         self._before_commit, self._retained_steps = before_commit, retained_steps
         table = all_rows([float(has_state), float(secrets.randbits(40))], workers)
         self._writers = [rank for rank, row in enumerate(table) if row[0]]
-        self._token = f"{int(table[0][1]):010x}"  # tells the shards of this process from those of a killed one
+        self._token = f"{int(table[0][1]):010x}"  # distinguishes this process's shards from those of a killed process
         self._buffers: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._error: BaseException | None = None
@@ -124,10 +124,10 @@ class CheckpointWriter:
     def allocate_buffers(self, slices: Iterable[Slice]) -> None:
         """Allocate the CPU memory for copies of the state in advance, because touching new pages is slower than a copy.
 
-        Buffers for GPU tensors are pinned before this method returns; others are allocated in the thread."""
+        Buffers for GPU tensors are pinned before this method returns; other buffers are allocated in the thread."""
         values_by_name = {piece.name: piece.values for piece in slices}
         # The CUDA driver holds locks while any thread pins memory. A step that is launched meanwhile would wait until
-        # gigabytes are pinned. So the loop calls this between two steps, while the GPU still computes the first one.
+        # gigabytes are pinned. So the loop calls this between two steps, while the GPU still computes the first step.
         pinned = {name: values for name, values in values_by_name.items() if values.is_cuda}
         self._buffers.update({name: _buffer_for(values) for name, values in pinned.items()})
         others = {name: values for name, values in values_by_name.items() if name not in pinned}
@@ -147,7 +147,7 @@ class CheckpointWriter:
         return copied
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Run `work` in the thread; its error is raised by the next `status`."""
+        """Run `work` in the thread. If `work` raises an error, the next call of `status` raises it."""
 
         def run() -> None:
             try:
@@ -177,7 +177,7 @@ class CheckpointWriter:
         except StorageError as error:
             # Errors name the checkpoint, which the user knows, not the temporary path of a shard.
             named = error.at(error.where and error.where.replace(shard.name, path.name))
-            # The error is raised on all workers, so it must say whose disk it is about.
+            # The error is raised on all workers, so it must name the host that could not write.
             raise (named.on_host(socket.gethostname()) if self._workers.size > 1 else named) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
@@ -200,7 +200,7 @@ class CheckpointWriter:
         shutil.rmtree(shard)
 
     def _wait_for(self, look: Callable[[], T | None]) -> T:
-        """Call `look` until it finds what another worker has written, and return that."""
+        """Call `look` until it returns what another worker has written, instead of None. Return that value."""
         until, pause = math.inf, POLL_SECONDS
         while (found := look()) is None:
             if self._is_leaving:

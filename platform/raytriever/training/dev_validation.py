@@ -4,10 +4,10 @@
 2. Validations run one after another, in the order of the steps. All workers adopt a result after the same step.
 3. A step waits only if too many validations are pending. At the end, training waits for all pending validations.
 
-Results are used in the order of the steps, up to the one that exhausts patience; later ones are ignored. So the best
-checkpoint does not depend on restarts, or on the time at which a validation ended. The evaluator writes each record,
-such as `evaluations/step-20.json`, once. If a run is killed after patience is exhausted, the resumed run stops at the
-last step that the killed one logged."""
+Results are used in the order of the steps, up to the result that exhausts patience. Later results are ignored. So the
+best checkpoint does not depend on restarts, or on the time at which a validation ended. The evaluator writes each
+record, such as `evaluations/step-20.json`, only once. If a run is killed after patience is exhausted, the resumed run
+stops at the last step that the killed run logged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Record:
     """Record of the validation of one checkpoint."""
 
     step: int  # step of the checkpoint
-    value: float  # value of the deciding metric, higher is better; NaN if no metric of the validations decides
+    value: float  # value of `best_metric`, higher is better; NaN if `best_metric` is the dev loss
     metrics: Mapping[str, float]  # all metrics, by name
 
 
@@ -49,9 +49,9 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def read_record(folder: Path, step: int) -> Record | None:
-    """Return the record of a step's checkpoint, or None; raises `StorageError` if it is damaged."""
+    """Return the record of a step's checkpoint; None without a record. A damaged record raises `StorageError`."""
     try:
-        return read_json(record_path(folder, step), Record, "remove it to evaluate again")
+        return read_json(record_path(folder, step), Record, "remove it to validate the checkpoint again")
     except FileNotFoundError:
         return None
 
@@ -69,14 +69,14 @@ class ValidationPlan:
 
     folder: Path  # folder of the records
     behind: int  # number of validations that may be pending before training waits
-    # On the first worker, access to the process that evaluates; None on the others. It gets the step and the path of a
-    # committed checkpoint, writes the record to `folder`, and returns it.
+    # Client of the evaluating process on the first worker; None on the others. The process gets the step of a committed
+    # checkpoint and its path, writes the record to `folder`, and returns the record.
     evaluator: JobClient[Record] | None
     # Called on the first worker with the step of each validated checkpoint and its metrics. After a restart it is
     # called again for earlier validations.
     on_metrics: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
-    # Last step that an earlier process of the run has logged, the same on every worker. Training does not stop before
-    # this step, so that its curves end where training does.
+    # Last step that an earlier process of the run has logged, equal on all workers. Training does not stop before
+    # this step, so that the logged curves end where training ends.
     last_logged_step: int = 0
     digest: str = ""  # digest of the dev data and of the evaluation settings. A run resumes only with the same digest.
 
@@ -106,7 +106,7 @@ class ValidationJob(BackgroundJob):
         return self._judge(super().start(trainer_state))
 
     def after_step(self, trainer_state: TrainerState) -> TrainerState:
-        """Queue a validation that is due, poll the running one, and wait if too many are pending."""
+        """Queue a validation that is due, poll the running validation, and wait if too many validations are pending."""
         step = trainer_state.step
         with self.count_wait():
             if self.needs_checkpoint(step) and step not in self._pending:
@@ -128,12 +128,12 @@ class ValidationJob(BackgroundJob):
         return {"evaluation_wait_seconds": self.take_wait_seconds()}
 
     def needs_checkpoint(self, step: int) -> bool:
-        """Return True if a checkpoint after `step` steps must be validated. After patience is exhausted, none is."""
+        """Return True if the checkpoint after `step` steps must be validated; False if patience is exhausted."""
         return self._stops_at is None and (step % self._settings.eval_steps == 0 or step == self._total_steps)
 
     @property
     def retained_steps(self) -> frozenset[int]:
-        """Steps of the checkpoints that wait for validation. If validations decide, the best checkpoint is included."""
+        """Steps whose checkpoints wait for validation; also the best step, unless `best_metric` is the dev loss."""
         return self._retained_steps
 
     def recover(self, step: int) -> None:
@@ -146,12 +146,12 @@ class ValidationJob(BackgroundJob):
         self._submit_next()
 
     def receive(self, result: Record, step: int) -> float:
-        """Report the metrics of a validation, and return the value of the deciding metric."""
+        """Report the metrics of a validation, and return the value of `best_metric`."""
         self._plan.on_metrics(result.step, result.metrics)
         return result.value
 
     def adopt(self, step: int, result: float) -> None:
-        """Use the value of the oldest pending checkpoint, and stop training if it exhausts patience."""
+        """Use `result`, the metric of the oldest pending checkpoint. Stop training if this result exhausts patience."""
         self._values[self._pending.pop(0)] = result
         summary = self._summary
         if self._is_deciding and summary.stopped:
@@ -199,7 +199,7 @@ class ValidationJob(BackgroundJob):
         records, stops_at = [], None
         for record in read_records(folder):
             if record.step > step:
-                remove(record_path(folder, record.step))  # the resumed run writes it again
+                remove(record_path(folder, record.step))  # the resumed run writes this record again
                 continue
             records.append(record)
             self._plan.on_metrics(record.step, record.metrics)
@@ -220,14 +220,14 @@ class ValidationJob(BackgroundJob):
         }
 
     def _remove_damaged(self, values: dict[int, float]) -> None:
-        """Remove the best value as long as its checkpoint is damaged or missing."""
+        """Remove the best value from `values` until the best remaining value has a complete checkpoint."""
         settings, has_logged = self._settings, False
         while best := summarize(values, settings.patience).best_step:
             try:
                 read_manifest(checkpoint_path(self._checkpoints, best))
             except StorageError as error:
                 if not has_logged:
-                    self.log(f"{error}. The best checkpoint will be chosen from the others and from later ones.")
+                    self.log(f"{error}. The best checkpoint will be chosen from the others and from later checkpoints.")
                 has_logged = True
                 del values[best]
             else:

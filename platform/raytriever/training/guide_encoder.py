@@ -1,4 +1,4 @@
-"""False-negative guide: a frozen encoder that masks false negatives, and the batch texts in the form it reads.
+"""The guide, a frozen encoder that masks false negatives. Also the texts of a batch, tokenized for the guide.
 
 The guide's tokenizer, prompts, lengths and pooling come from its own files. Its weights are loaded separately, even if
 training starts from the same model, and never change. Checkpoints store only their digest.
@@ -47,13 +47,13 @@ class Guide:
 
     @classmethod
     def load(cls, name: str, precision: str, device: torch.device) -> Guide:
-        """Load the guide from the name of a model."""
+        """Load the model `name` as a guide."""
         with guide_errors(name):
             retriever = load_for_encoding(ModelConfig(model=name), precision, device)
         return cls(name, retriever.requires_grad_(False))
 
     def check(self) -> None:
-        """Embed a test sentence as query and as passage; raises `ModelError` if an embedding is not finite."""
+        """Embed a test sentence as query and as passage. Raises `ModelError` if an embedding has NaN or infinity."""
         for side in SIDES:
             contents = self.retriever.contents(["What does the guide make of this sentence?"], side)
             if not np.isfinite(encode_contents(self.retriever, contents, side)).all():
@@ -77,7 +77,7 @@ class Guide:
 
 @contextmanager
 def guide_errors(name: str) -> Iterator[None]:
-    """Add the setting `guide` to a `ModelError` raised in the block, and suggest a similar name if there is one."""
+    """Add the setting `guide` to a `ModelError` raised in the block, and suggest a similar model if there is one."""
     try:
         yield
     except ModelError as error:
@@ -94,20 +94,20 @@ class MaskingWatch:
         self._log, self._has_logged = log, False
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Read the metrics of a step, counted from 1."""
+        """Check the metrics of `step` (the first step is 1)."""
         most = metrics.get(MOST_MASKED, 0.0)
         if most < NEARLY_ALL or self._has_logged:
             return
         self._has_logged = True
         self._log(
-            f"Step {step}: the guide masks {most:.0%} of the negatives of a query ({metrics[MASKED]:.1%} of all). "
-            f"It gives the query's positive a low similarity. Check such pairs, lower "
+            f"Step {step}: the guide masks {most:.0%} of the negatives of a query ({metrics[MASKED]:.1%} of all). The "
+            f"guide gives the query's positive a low similarity. Check such pairs, lower "
             f"{flag_of('guide_margin')}, or give another {flag_of('guide')}."
         )
 
 
 class GuideTexts:
-    """Texts of a data set in the form that the guide reads."""
+    """Texts of a data set, tokenized for the guide."""
 
     def __init__(self, guide: Retriever, dataset: RetrievalDataset) -> None:
         self._guide = guide
@@ -121,7 +121,7 @@ class GuideTexts:
     def passes(self, queries: ndarray, passages: ndarray, chunk: int | None = None) -> list[tuple[Buckets, Side]]:
         """Return the queries and documents at these positions as inputs of the guide, in chunks.
 
-        The guide keeps no activations, so it is fastest with chunks of inference, which may be smaller than `chunk`."""
+        The guide keeps no activations, so it is fastest with the chunk size of inference, often less than `chunk`."""
         most = TOKEN_BUDGET[next(self._guide.parameters()).device.type]
         most = most if chunk is None else min(chunk, most)
         return [(self._buckets(queries, "query", most), "query"), (self._buckets(passages, "passage", most), "passage")]

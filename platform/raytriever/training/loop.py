@@ -48,7 +48,7 @@ from raytriever.training.training_settings import CHECKPOINT_MINUTES, DEV_LOSS, 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Everything that one worker needs to train."""
+    """Model, data, settings and callbacks with which one worker trains."""
 
     retriever: Retriever  # the encoder, on `device`, the same on every worker
     train: Batches
@@ -68,20 +68,20 @@ class TrainingSetup:
     # Called with the number of a step before the checkpoint of this step is committed. Returns when all metrics up to
     # this step are stored.
     before_commit: Callable[[int], None] = lambda step: None
-    # Digest of everything that batches are made of. A run resumes only with the same digest. Empty if it is not known.
+    # Digest of everything that batches are made of. A run resumes only with the same digest. Empty if unknown.
     data_digest: str = ""
     refresh: RefreshPlan | None = None
     validation: ValidationPlan | None = None
-    guide: Guide | None = None  # encoder that masks false negatives; None if the settings of the loss name none
+    guide: Guide | None = None  # encoder that masks false negatives; None if the settings of the loss name no guide
 
 
 def train(setup: TrainingSetup) -> TrainerState:
     """Train until the last step or until early stopping, and load the best weights into the retriever.
 
     Raises:
-        ConfigError: the chunk is larger than a worker's local batch of the batch, or the strategy's package is missing.
+        ConfigError: the chunk is larger than a worker's local batch, or the strategy's package is not installed.
         StorageError: a checkpoint cannot be written, or belongs to another model, other settings or other data.
-        TrainingError: the loss or the gradient is not finite.
+        TrainingError: the loss or the gradient is NaN or infinite.
     """
     return Trainer(setup).run()
 
@@ -168,7 +168,7 @@ class Trainer:
                     for batch in loader:
                         self.step(batch, loader.waited)
                         if self.trainer_state.step == first_step + 1:
-                            # The optimizer has moments after its first step. At this point no step is being timed.
+                            # After its first step, the optimizer has moments to copy. No step is being timed here.
                             checkpointer.allocate_buffers(self.strategy.state())
                         self._finish_step()
                         if self.trainer_state.stopped:
@@ -268,7 +268,7 @@ class Trainer:
                 self._save_if_due(has_validated=False)
 
     def _validate_if_due(self) -> dict[str, float] | None:
-        """Return the dev loss, and the dev AUC (comparable between losses), at a validation step; else None."""
+        """At a validation step, return the dev loss and the dev AUC (comparable between losses). Else return None."""
         step = self.trainer_state.step
         if step % self.settings.eval_steps and step != self.setup.total_steps:
             return None
@@ -289,9 +289,9 @@ class Trainer:
     def _save_if_due(self, has_validated: bool) -> None:
         """Save the state if a checkpoint is due.
 
-        The best state, the last one, and those that a callback needs are saved at once: training waits until the
+        The best state, the last state, and states that a callback needs are saved at once: training waits until the
         previous checkpoint is written. Any other state is saved at the first step at which no checkpoint is being
-        written. The seconds of saving are reported with the next step."""
+        written. The time for saving is reported with the next step."""
         began, settings, trainer_state = time.monotonic(), self.settings, self.trainer_state
         status = self.checkpointer.status(began - self.saved_at > 60 * CHECKPOINT_MINUTES, self.reports.own_seconds)
         self.straggler_metrics = self.straggler_watch.update(status.seconds)
@@ -329,7 +329,7 @@ def build_strategy(
     workers: WorkerGroup,
     device: torch.device,
 ) -> Strategy:
-    """Return the parallel strategy that the settings name. It may shard the objective and the optimizer."""
+    """Return the parallel strategy that the settings name. The strategy may shard the objective and the optimizer."""
     arguments = objective, optimizer, workers, device, settings.max_grad_norm
     if settings.strategy == "ddp":
         return Replicas(*arguments)

@@ -49,7 +49,7 @@ class Round:
     """Record of a refresh round that has ended."""
 
     number: int  # number of the round, from 1; 0 is the table that training began with
-    step: int  # step of the checkpoint that mined, a multiple of `--refresh-every`
+    step: int  # step of the checkpoint whose encoder mined, a multiple of `--refresh-every`
     ended: int  # number of training steps that were done when the round ended
     used_from: int = 0  # first step that uses the table, counted from 1 as in `steps.jsonl`; 0 if the round failed
     digest: str = ""  # digest of the table
@@ -69,7 +69,7 @@ class Ledger:
 
     @property
     def adopted_rounds(self) -> tuple[Round, ...]:
-        """Rounds whose tables are used. Each table is used from a later step on than the table before it."""
+        """Rounds whose tables are used, in the order of the first step that uses each table."""
         return tuple(round_ for round_ in self.rounds if round_.used_from)
 
     def version(self, step: int) -> int:
@@ -77,7 +77,7 @@ class Ledger:
         return max((round_.number for round_ in self.adopted_rounds if round_.used_from <= step + 1), default=0)
 
     def age(self, step: int) -> int:
-        """Return how many steps ago the negatives of `step` were mined; `step` for the initial table."""
+        """Return how many steps ago the negatives of `step` were mined. For the initial table, this is `step`."""
         used = [round_.step for round_ in self.adopted_rounds if round_.number <= self.version(step)]
         return step - max(used, default=0)
 
@@ -87,14 +87,14 @@ class Ledger:
         return len(self.rounds) - len(self.adopted_rounds)
 
     def is_due(self, step: int, every: int) -> bool:
-        """Return True if a round starts after `step` steps, provided that none is running.
+        """Return True if a round starts after `step` steps, provided that no other round is running.
 
         At most one round starts at a step, even if a resumed run repeats the step. No round starts at a step at which
         another round was running."""
         return step > 0 and step % every == 0 and not any(round_.step <= step <= round_.ended for round_ in self.rounds)
 
     def with_round(self, step: int, ended: int, **fields: Any) -> Ledger:
-        """Return the ledger with one more round; `fields` are further fields of `Round`."""
+        """Return the ledger with one more round; `fields` are other fields of `Round`."""
         return Ledger((*self.rounds, Round(len(self.rounds) + 1, step, ended, **fields)))
 
     def write(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Ledger:
 
 
 def read_ledger(folder: Path) -> Ledger:
-    """Read the ledger of an interrupted run; it is empty if there is no file.
+    """Read the ledger of an interrupted run. Without a file, return an empty ledger.
 
     Raises:
         StorageError: the file is damaged.
@@ -124,7 +124,7 @@ def round_path(folder: Path, number: int) -> Path:
 
 
 def remove_tables(folder: Path, checkpoints: Path) -> None:
-    """Remove the tables that no run needs if it resumes from one of the checkpoints."""
+    """Remove the tables that a run does not need, even if it resumes from its oldest checkpoint."""
     steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
     needed = read_ledger(folder).version(min(steps, default=0))
     for path in folder.glob("round-*"):
@@ -140,11 +140,11 @@ class RefreshPlan:
     waits: bool  # True if training waits until each round ends
     folder: Path
     read: Callable[[Path], NegativesTable]
-    # On the first worker, access to the process that mines; None on the others. It gets the number of a round and a
-    # checkpoint, commits the table at `round_path` in place of any older one, and returns metrics.
+    # Client of the mining process on the first worker; None on the others. The process gets a round's number and a
+    # checkpoint. It commits the table at `round_path`, replaces any older table there, and returns metrics.
     miner: JobClient[Mapping[str, float]] | None
-    # Last step that an earlier process of the run has logged, the same on every worker. The table of a round that is
-    # started again is used only after this step, so that the logged metrics stay true.
+    # Last step that an earlier process of the run has logged, equal on all workers. The table of a round that is
+    # started again is used only after this step, so that metrics of already logged steps stay true.
     last_logged_step: int = 0
 
 
@@ -171,9 +171,9 @@ class RefreshJob(BackgroundJob):
         ]
         super().__init__(plan.miner, checkpoints, workers, log, log_status, phases)
         self._plan, self._versions, self._total_steps = plan, versions, total_steps
-        self._step = 0  # step of the checkpoint that mines in the running round
+        self._step = 0  # step of the checkpoint whose encoder mines in the running round
         self._ledger = read_ledger(plan.folder)
-        self._readers: list[ThreadPoolExecutor] = []  # one for each table; that of a failed round may still be reading
+        self._readers: list[ThreadPoolExecutor] = []  # one thread per table; that of a failed round may still run
         self._reading: Future[tuple[NegativesTable, float]]
         self._metrics: dict[str, float] = {}
         self._ended = Ledger()  # the ledger with the running round added, ready to be recorded
@@ -186,7 +186,7 @@ class RefreshJob(BackgroundJob):
         return self.after_step(super().start(trainer_state))
 
     def prefetch_limit(self, step: int, end: int) -> int:
-        """Return the next step at which training waits for a round, at most `end`; see `BackgroundJob`."""
+        """Return the next step at which training waits for a round; `end` if it does not wait. See `BackgroundJob`."""
         return min(end, (step // self._plan.every + 1) * self._plan.every) if self._plan.waits else end
 
     def before_batch(self, step: int, batch: Batch) -> None:
@@ -195,7 +195,7 @@ class RefreshJob(BackgroundJob):
             raise RuntimeError(f"the batch of step {step} has negatives of round {batch.version}, not {recorded}")
 
     def after_step(self, trainer_state: TrainerState) -> TrainerState:
-        """Poll the running round, start one that is due, and wait for it if the settings say so."""
+        """Poll the running round, start a round that is due, and wait for the round if the settings say so."""
         step = trainer_state.step
         if trainer_state.stopped or step >= self._total_steps:
             return trainer_state
@@ -218,7 +218,7 @@ class RefreshJob(BackgroundJob):
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the metrics of the refresh at `step`.
 
-        They are the round and the age of the negatives, the number of failed rounds, and the seconds that training has
+        They are the round and age of the negatives, the number of failed rounds, and the seconds that training has
         waited since the last call. The first step that uses a table also has the metrics of that table's round."""
         new = [round_.metrics for round_ in self._ledger.adopted_rounds if round_.used_from == step + 1]
         return {
@@ -235,7 +235,7 @@ class RefreshJob(BackgroundJob):
 
     @property
     def retained_steps(self) -> frozenset[int]:
-        """Step of the checkpoint that mines in the running round."""
+        """Step of the checkpoint whose encoder mines in the running round; empty if no round is running."""
         return frozenset({self._step} if self.is_running else ())
 
     def recover(self, step: int) -> None:
@@ -262,7 +262,7 @@ class RefreshJob(BackgroundJob):
 
     def reject(self, step: int, reason: str) -> None:
         """Record the failure. The current table stays in use."""
-        reason = reason or "another worker could not read its table, or read another one"
+        reason = reason or "another worker could not read the table, or read a different table"
         self._ledger = self._ledger.with_round(self._step, step, reason=reason)
         if self.is_first:
             with self._failing():  # if the failure cannot be recorded, a resumed run just starts the round again
@@ -287,7 +287,7 @@ class RefreshJob(BackgroundJob):
 
         reader = ThreadPoolExecutor(1, "refresh")
         self._reading = reader.submit(read)
-        reader.shutdown(wait=False)  # its thread ends when the table is read
+        reader.shutdown(wait=False)  # the thread ends when it has read the table
         self._readers.append(reader)
 
     def _check_reading(self, step: int) -> JobMessage:
@@ -330,7 +330,7 @@ class RefreshJob(BackgroundJob):
 
 
 def overlap(table: NegativesTable, before: NegativesTable | None) -> float:
-    """Return the fraction of a table's (query, document) rows that the previous table has too; 0 for no rows."""
+    """Return the fraction of a table's (query, document) rows that are also in the previous table; 0 for no rows."""
     if before is None or not len(table) or not len(before):
         return 0.0
     size = 1 + max(int(table.documents.max()), int(before.documents.max()))

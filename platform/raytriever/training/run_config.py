@@ -1,10 +1,10 @@
 """Settings of a run as one frozen value, and the YAML file that stores them.
 
-A curriculum is a run with stages, each with its own data, loss and epochs. The settings of the run give the evaluation
+A curriculum is a run with stages, each with its own data, loss and epochs. The run's own settings name the evaluation
 and the initial encoder. The settings of a stage override those of the run. A stage starts from the weights of the stage
 before it, but inherits none of that stage's settings. Section 4.3 of *Training dense retrievers with multiple positive
-passages* is an example: the first stage uses positives judged by a language model, the second one, of one epoch, those
-judged by people.
+passages* is an example. Its first stage uses positives that a language model judged. Its second stage is one epoch with
+positives that people judged.
 
 `to_dict` and `from_dict` are strict: a misspelled field in a configuration file is an error, not a silent default. The
 hash covers every setting."""
@@ -56,7 +56,7 @@ SECTIONS = {
     "validation": ValidationConfig,
 }
 SECTION_OF = {field.name: section for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)}
-# Settings that are the same in all stages, because they train one encoder, which is evaluated on one split.
+# Settings that are the same in all stages, because the stages train one encoder, which is evaluated on one split.
 _SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers", "truncate_dim"), "data": ("test_split",)}
 _LENGTHS = ("epochs", "max_steps")
 
@@ -73,7 +73,7 @@ class Config:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     name: str = ""  # name of a stage; empty for a run
     # Stages of a curriculum, in order, each with all its settings. A run without stages is one training. In a run with
-    # stages, `data` is only evaluated, and `model` is the initial encoder.
+    # stages, `data` is used only for evaluation, and `model` is the initial encoder.
     stages: tuple[Config, ...] = ()
 
     @property
@@ -93,7 +93,7 @@ class Config:
 
 
 def hash_of(values: Mapping[str, Any]) -> str:
-    """Return the hash of plain values, 16 hexadecimal digits."""
+    """Return the hash of plain values as 16 hexadecimal digits."""
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -162,14 +162,14 @@ def _check_teacher(config: Config) -> None:
         remedy = "give the directory that `raytriever score` wrote"
         raise ConfigError(f"{loss} needs the scores of a teacher", setting("teacher"), remedy)
     if len(teachers) > len(datasets):
-        what = f"{len(teachers)} teachers for {len(datasets)} data sets"
-        raise ConfigError(what, setting("teacher"), "give one teacher for each data set, in order")
+        what = f"there are {len(teachers)} teachers for {len(datasets)} data sets"
+        raise ConfigError(what, setting("teacher"), "give one teacher for each data set, in the order of the data sets")
     if not config.data.negatives_per_query:
-        remedy = "give at least 1, at most the number of scored negatives"
+        remedy = "give at least 1, and at most the number of negatives that the teacher scored"
         raise ConfigError(f"{loss} needs hard negatives", setting("negatives_per_query"), remedy)
     if config.refresh.refresh_every:
         raise ConfigError(
-            "no teacher has scored refreshed negatives", setting("refresh_every"), "remove it, or give another loss"
+            "no teacher has scored refreshed negatives", setting("refresh_every"), "leave it out, or give another loss"
         )
 
 
@@ -183,7 +183,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 def differences(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from the base.
 
-    If `epochs` or `max_steps` differs, both are returned, because reading one of them alone clears the other."""
+    If `epochs` or `max_steps` differs, both are returned, because reading only one clears the other."""
     differing = {}
     for section in SECTIONS:
         own = {name for name, value in values[section].items() if value != base[section][name]}
@@ -194,14 +194,14 @@ def differences(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str,
 
 
 def difference(stored: Mapping[str, Any], current: Mapping[str, Any], of: str = "") -> str | None:
-    """Describe the first setting that differs and changes the result of the run; None if there is none.
+    """Describe the first setting that differs and changes the result of the run. Return None if no setting does.
 
     A moved data set or model is not a difference: the digests in the checkpoints tell whether its content is the same.
 
     Args:
         stored: settings in a run's file, by section.
         current: settings of this command, as `to_dict` returns them.
-        of: end of the setting's name in the text, such as the stage.
+        of: text after the name of the setting, such as ` of stage 'warm'`.
     """
     sections = {name: settings for name, settings in current.items() if name != STAGES}
     for section, settings in sections.items():

@@ -1,7 +1,7 @@
 """Metrics of training steps: slow workers, phases, throughput, and the report of each step.
 
-All workers end a step together. So a slow worker is found by another time: from the start of a step until it first
-waits for the others, averaged over a window of steps."""
+All workers end a step together. So a slow worker is recognized by another time. It is measured from the start of a step
+until the worker first waits for the others, and averaged over a window of steps."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from raytriever.models.packing import lengths_of
 from raytriever.training.batch_loader import Batch
 from raytriever.training.parallel.strategies import HostValues, finite_or_refused
 
-WINDOW = 20  # steps
-EXCESS = 0.3  # fraction of the median of the other workers; a smaller difference is not logged
-LEAST_SECONDS = 0.02  # seconds per step; a smaller difference is not logged
+WINDOW = 20  # number of steps over which seconds are averaged
+EXCESS = 0.3  # a difference below this fraction of the median seconds of the other workers is not logged
+LEAST_SECONDS = 0.02  # a difference of fewer seconds per step is not logged
 # Peak TFLOP/s of (dense bf16 on tensor cores, fp32), from the vendor's data sheets.
 _PEAKS = {
     "NVIDIA A100": (312.0, 19.5),
@@ -43,11 +43,11 @@ class StragglerWatch:
     def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
         self._hosts, self._log = hosts, log
         self._window: list[Sequence[float]] = []
-        self._is_warm = False  # the first step of a process is not counted
+        self._is_warm = False  # the first step of a process is left out
         self._logged_rank: int | None = None
 
     def update(self, seconds: Sequence[float]) -> dict[str, float]:
-        """Add the seconds of each worker in one step. When the window is full, return its metrics."""
+        """Add the seconds of each worker in one step. Return metrics if the window is full, else nothing."""
         if len(self._hosts) > 1 and self._is_warm:
             self._window.append(seconds)
         self._is_warm = True
@@ -76,7 +76,7 @@ class Stopwatch:
 
     Two hooks on the loss end the phases `encode` and `loss`; the training loop ends the others. On a GPU the marks are
     CUDA events. They are read with the results of the step, so no step waits for them. The synchronization and the
-    clipping of gradients count as backward. With gradient caching, so does the second encoding pass."""
+    clipping of gradients belong to `backward`. The second encoding pass of gradient caching also belongs to it."""
 
     def __init__(self, loss: nn.Module, device: torch.device) -> None:
         self._device = device
@@ -145,7 +145,7 @@ def flops_of(backbone: nn.Module) -> tuple[int, int]:
 
 
 class Throughput:
-    """Counter of the tokens and FLOPs of global batches, and of rates per second."""
+    """Counter of the tokens and FLOPs of global batches. It also computes rates per second."""
 
     def __init__(
         self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: WorkerGroup
@@ -155,8 +155,8 @@ class Throughput:
         self._peak = peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
     def count(self, batch: Batch) -> tuple[float, float]:
-        """Return tokens and FLOPs of this worker's local batch. Call it while the batch is on the CPU, so nothing
-        waits."""
+        """Return tokens and FLOPs of this worker's local batch. Call this while the batch is on the CPU, so
+        that the CPU does not wait."""
         tokens = flops = 0.0
         for (per_token, per_pair), texts in zip(self._flops, (batch.queries, batch.passages), strict=True):
             lengths = torch.cat([lengths_of(bucket) for bucket in texts.buckets]).double()
@@ -165,7 +165,7 @@ class Throughput:
         return tokens, flops
 
     def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and FLOPs of the global batch as tensors on the device. All workers call it; no CPU waits."""
+        """Return tokens and FLOPs of the global batch as tensors on the device. All workers call this; no CPU waits."""
         own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
         tokens, flops = self._workers.all_reduce(torch.stack(own))
         return tokens, flops
@@ -194,10 +194,10 @@ _TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"
 
 
 class StepLines:
-    """Reports of the steps of one worker, each under its own step number.
+    """Reports of the steps of one worker. Each report has the number of its step.
 
-    On a GPU, the results of a step are read after the next step is launched, so the CPU stays one step ahead. On a CPU
-    they are read at once.
+    On a GPU, the results of a step are read after the next step is launched, so the CPU stays one step ahead. On a CPU,
+    the results are read immediately.
 
     Attributes:
         own_seconds: seconds of the last step that was read, up to the point where this worker first waited for others.
@@ -224,9 +224,9 @@ class StepLines:
         began: float,
         others: Mapping[str, float],
     ) -> None:
-        """Start to copy the results of a step to the CPU; all workers call it.
+        """Start to copy the results of a step to the CPU. All workers call this method.
 
-        It raises what `finish` raises, for this step or the one before.
+        Raises the errors of `finish`, for this step or the step before.
 
         Args:
             step: number of the step, from 0.
@@ -248,7 +248,7 @@ class StepLines:
         """Report the step that is not reported yet, before anything of a later step is saved or reported.
 
         Raises:
-            NotFiniteError: the loss or gradient of the step is not finite. Neither this step nor a later one has
+            NotFiniteError: the loss or gradient of the step is NaN or infinite. Neither this step nor a later one has
                 changed a weight.
         """
         report, self._unreported = self._unreported, None

@@ -1,7 +1,7 @@
 """Training data of a run, opened the same way by the driver and by every worker.
 
-The first data set is also the one that is evaluated. The training splits of further data sets are appended to its
-training split (`combine`). The dev loss uses the dev split of the first data set only."""
+The model is evaluated on the first data set. The training splits of the other data sets are appended to the training
+split of the first (`combine`). The dev loss uses the dev split of the first data set only."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from raytriever.training.guide_encoder import Guide, GuideTexts
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Opened and tokenized data sets of a run, and the settings of its batches. Each data set has its training split,
-    the first one also its dev split. The false-negative guide, if there is one, also reads the texts of batches."""
+    """Opened and tokenized data sets of a run, and the settings of its batches. Each data set has its training split;
+    the first one also has its dev split. The false-negative guide, if there is one, also reads the texts of batches."""
 
     datasets: Sequence[RetrievalDataset]
     config: DataConfig
@@ -49,11 +49,11 @@ class TrainingData:
         run: Runner = in_this_process,
         log: Log = ignore_line,
     ) -> TrainingData:
-        """Open the data sets, and prepare those that are not prepared.
+        """Open the data sets. Prepare those that are not prepared yet.
 
         Args:
-            names: names of the data sets as configured, or paths of prepared ones.
-            also: further splits of the first data set to open.
+            names: names of the data sets as configured, or paths of prepared data sets.
+            also: other splits of the first data set that are also opened.
             run, log: see `open_dataset`.
         """
         opened = []
@@ -73,7 +73,7 @@ class TrainingData:
         return cls(opened, config, batch_size, seed)
 
     def train(self, negatives: NegativesTable | None) -> Batches:
-        """Return the training batches; raises `DataError` or `ConfigError` if the data allows none."""
+        """Return the training batches. Raises `DataError` or `ConfigError` if no batch can be made from the data."""
         split, config = self.config.train_split, self.config
         only = [replace(dataset, judgements={split: dataset.judgements[split]}) for dataset in self.datasets]
         whole = combine(only)
@@ -100,7 +100,7 @@ class TrainingData:
 
     @cached_property
     def combined(self) -> RetrievalDataset:
-        """All data sets as one. Tables of hard negatives and of teacher scores refer to its positions."""
+        """All data sets as one. Tables of hard negatives and teacher scores use positions in this data set."""
         return combine(self.datasets)
 
     @cached_property
@@ -120,7 +120,7 @@ class TrainingData:
 
     @cached_property
     def labels(self) -> TeacherTable | None:
-        """Graded relevance of all data sets; None if none of them has it."""
+        """Graded relevance of all data sets; None if no data set has graded relevance."""
         tables = [TeacherTable.of_grades(dataset, self.config.train_split) for dataset in self.datasets]
         return TeacherTable.chained(tables, *starts_of(self.combined)) if any(map(len, tables)) else None
 
@@ -148,7 +148,7 @@ class TrainingData:
         teacher: TeacherTable | None = None,
     ) -> Batches:
         if dataset.tokens is None:
-            raise DataError("has no tokens", dataset.name, f"prepare it with {setting('model')}")
+            raise DataError("has no tokens", dataset.name, f"prepare it again with {setting('model')}")
         return Batches(
             dataset.tokens,
             examples,

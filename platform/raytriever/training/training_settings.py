@@ -17,7 +17,7 @@ from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
-CHECKPOINT_MINUTES = 10  # longest time between two checkpoints
+CHECKPOINT_MINUTES = 10  # maximum minutes between two checkpoints
 BEHIND = 2  # maximum number of unfinished validations; with more, training waits
 STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 # Settings that do not change what a run computes; a resumed run may change them.
@@ -31,13 +31,13 @@ MAY_CHANGE = (
     "keep",
     "wait_minutes",
     "refresh_pool",
-    "allow_split_overlap",  # a setting of the data, which is only checked at the start
+    "allow_split_overlap",  # a setting of the data, only checked at the start
     "activation_checkpointing",  # a setting of the model; recomputed activations are equal
 )
 
 
 def worker_count(value: Any) -> int | str:
-    """Read a number of workers, at least 1, or `MIN:MAX` where it may change during the run. Raise `ValueError`."""
+    """Read a number of workers, at least 1, or `MIN:MAX` if it may change during the run. Else raise `ValueError`."""
     ends = re.fullmatch(r"0*([1-9][0-9]{0,5})(?::0*([1-9][0-9]{0,5}))?", str(value))
     if ends is None or isinstance(value, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
         raise ValueError("give a number of processes such as 4, or a minimum and a maximum such as 1:4")
@@ -51,7 +51,7 @@ def worker_range(value: int | str) -> tuple[int, int]:
 
 
 def metric_name(value: Any) -> str:
-    """Read the name of a metric: `nDCG@10` is `ndcg_at_10`. Raise `ValueError` if it is empty."""
+    """Read the name of a metric: `nDCG@10` is `ndcg_at_10`. Raise `ValueError` for an empty name."""
     name = str(value).strip().lower().replace("@", "_at_")
     if not name:
         raise ValueError("give dev_loss, or a metric such as ndcg_at_10")
@@ -77,12 +77,12 @@ class TrainingConfig:
     max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", above=0, flag=False)
     dropout: float = option(
         0.0,
-        "dropout of the encoder during training; that of the model's config.json is not used",
+        "dropout of the encoder during training; the dropout in the model's config.json is ignored",
         minimum=0,
         maximum=0.9,
     )
     precision: str | None = option(
-        None, "number format; int8 only encodes; default: bf16 where it is supported", choices=PRECISIONS
+        None, "number format (default: bf16 if the device supports it); no int8 in training", choices=PRECISIONS
     )
     num_workers: int | str = option(
         1, "training processes; MIN:MAX follows the cluster size", reads=worker_count, metavar="N|MIN:MAX"
@@ -99,10 +99,10 @@ class TrainingConfig:
         flag=False,
     )
     grad_cache_chunk: int | None = option(
-        None, "longest texts per pass (gradient caching); default: what fits a GPU", minimum=1
+        None, "texts encoded at a time, if all have the maximum length (default: as many as fit a GPU)", minimum=1
     )
     grad_cache_tokens: int | None = option(
-        None, "the same in tokens with padding: texts of similar length are encoded together", minimum=1, flag=False
+        None, "tokens encoded at a time, with padding: more short texts fit than long ones", minimum=1, flag=False
     )
     seed: int = option(0, "random seed of data order, sampling and dropout", minimum=0, maximum=2**32 - 1)
     eval_steps: int = option(20, "steps between two validations", minimum=1)
@@ -118,8 +118,8 @@ class TrainingConfig:
         "steps between two checkpoints (default: one at each validation); the best checkpoint is always written",
         minimum=1,
     )
-    keep: int = option(1, "newest checkpoints to keep, besides the best one", minimum=1)
-    wait_minutes: float = option(15.0, "longest wait for workers that the cluster has no room for", above=0)
+    keep: int = option(1, "number of newest checkpoints to keep, besides the best one", minimum=1)
+    wait_minutes: float = option(15.0, "maximum minutes to wait for workers that do not fit on the cluster", above=0)
 
     @property
     def workers(self) -> tuple[int, int]:
@@ -148,7 +148,7 @@ class ValidationConfig:
     )
     eval_corpus: int | None = option(
         None,
-        "documents of each corpus besides the judged ones, half found by BM25 and half random (default: all)",
+        "documents to search besides the judged ones, half found by BM25 and half random (default: all)",
         minimum=0,
         needs=_EVALUATED,
     )
@@ -161,7 +161,7 @@ class ValidationConfig:
 
 
 def check_validation(validation: ValidationConfig, training: TrainingConfig) -> None:
-    """Check the settings against each other; raises `ConfigError`."""
+    """Raise `ConfigError` for settings that contradict each other."""
     check_changed(validation, training)
     if training.best_metric == DEV_LOSS and not validation.eval_datasets:
         return
@@ -184,13 +184,13 @@ class RefreshConfig:
     )
     refresh_mode: str = option(
         ASYNC,
-        "async: training continues during a refresh; sync: it waits",
+        "async: training continues during a refresh; sync: training waits",
         choices=(ASYNC, SYNC),
         needs="refresh_every",
     )
     refresh_pool: int | str = option(
         1,
-        "number of processes that encode and search, or the smallest and the largest number",
+        "number of processes that encode and search, or its minimum and maximum",
         reads=worker_count,
         metavar="N|MIN:MAX",
         needs="refresh_every",
@@ -203,7 +203,7 @@ class RefreshConfig:
     )
     refresh_relative_margin: float | None = option(
         None,
-        "remove candidates that score above this fraction below the positive: 0.05 keeps at most 95 % of its score",
+        "remove candidates that score too close to the positive: 0.05 keeps those up to 95 % of its score",
         minimum=0,
         needs="refresh_every",
     )
@@ -222,7 +222,7 @@ class RefreshConfig:
 
 
 def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | None) -> None:
-    """Check the settings against each other; raises `ConfigError`."""
+    """Raise `ConfigError` for settings that contradict each other."""
     check_changed(refresh)
     every = refresh.refresh_every
     if every is None:

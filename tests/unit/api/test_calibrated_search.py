@@ -150,11 +150,11 @@ def test_the_passages_to_keep_are_found_and_a_file_of_another_system_is_refused(
     assert run("search", [*words, str(file), "--threshold", "kept"]) == 0
     assert " the threshold " in capsys.readouterr().out
     assert run("search", [*words, str(file.parent.parent / "bm25" / "letters.json")]) == 2
-    assert "letters.json: belongs to another system, bm25, or to other weights, prompts" in capsys.readouterr().err
+    assert "letters.json: belongs to another system, bm25, or to this one with other" in capsys.readouterr().err
     assert run("search", [*words, "none.json"]) == 2
     assert "error: calibration none.json: does not exist; run `raytriever evaluate" in capsys.readouterr().err
     assert run("search", [*words[:-1], "--threshold", "kept"]) == 2
-    assert "error: threshold kept: there is no calibration of this system" in capsys.readouterr().err
+    assert "error: threshold kept: no calibration of this system" in capsys.readouterr().err
 
 
 def test_an_export_keeps_the_calibration_only_of_the_same_model(
@@ -193,7 +193,7 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     letters = Path(shutil.copytree(calibrated.letters, "letters"))
     [hits] = rt.build_index(rt.load_model(str(model), query_prompt="q: "), str(letters)).search(["what is abc"])
     assert (hits.answerable, hits[0].probability) == (None, None)
-    other = "belongs to another system, tuned, or to other weights, prompts, lengths or precision than this one has"
+    other = "belongs to another system, tuned, or to this one with other weights, prompts, lengths or precision"
     assert other in capsys.readouterr().err
     # A few passages more are the same corpus; with more than a tenth the decision stays, and is marked.
     for count, stale in ((10, False), (40, True)):
@@ -229,11 +229,11 @@ def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
         return rt.build_index(rt.load_model(str(model), precision=precision), letters).search(["what is abc"])[0]
 
     assert (search("int8").answerable, search("int8")[0].probability) == (None, None)
-    assert "for letters: belongs to another system, tuned, or to other" in capsys.readouterr().err
+    assert "for letters: belongs to another system, tuned, or to this one" in capsys.readouterr().err
     evaluate([model], [letters], ["f1"], Path("results"), precision="int8")
     assert search("int8")[0].probability is not None
     assert search("bf16").answerable is None
-    assert "for letters: belongs to another system, tuned, or to other" in capsys.readouterr().err
+    assert "for letters: belongs to another system, tuned, or to this one" in capsys.readouterr().err
 
 
 def test_few_queries_choose_and_are_counted_and_too_few_are_refused(
@@ -254,7 +254,7 @@ def test_few_queries_choose_and_are_counted_and_too_few_are_refused(
     for split in ("dev", "test"):
         lines = (letters / "qrels" / f"{split}.tsv").read_text().splitlines(keepends=True)
         (letters / "qrels" / f"{split}.tsv").write_text("".join(lines[:10]))
-    with pytest.raises(DataError, match="letters: 18 questions are too few; a threshold of score needs 20 questions"):
+    with pytest.raises(DataError, match="letters: 18 questions are too few; give at least 20 for a threshold of score"):
         evaluate([model], [letters], ["f1"], Path("few"))
     assert not Path("few.unfinished").exists()  # nothing was encoded
 
@@ -338,7 +338,7 @@ def test_a_threshold_is_not_checked_on_the_queries_on_which_it_was_chosen(calibr
 
 
 def test_other_data_sets_without_the_split_or_with_the_same_questions_are_refused(calibrated: Calibrated) -> None:
-    with pytest.raises(DataError, match="split 'test': has no question that letters does not have or answer; leave"):
+    with pytest.raises(DataError, match="split 'test': has only questions that letters has or answers too; leave"):
         evaluate([calibrated.model], [calibrated.letters], ["f1"], Path("same"), unanswerable=[str(calibrated.letters)])
     other = Path(shutil.copytree(calibrated.letters, "other"))
     (other / "qrels" / "test.tsv").unlink()
@@ -352,7 +352,7 @@ def test_an_index_that_finds_too_few_passages_has_no_confidence(calibrated: Cali
     scores, ranking = np.ones((1, 20), np.float32), np.arange(20)[None].copy()
     assert Decider(calibration, documents).confidence(["a"], scores, ranking) is not None
     ranking[0, 17:] = -1
-    with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that the confidence entropy needs;"):
+    with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that the entropy confidence needs;"):
         Decider(calibration, documents).confidence(["a"], scores, ranking)
     assert Decider(None, documents).confidence(["a"], scores, ranking) is None
 

@@ -64,7 +64,7 @@ def test_mining_again_finds_the_table(data: rt.Dataset, model: rt.Model, workpla
     given = rt.mine_hard_negatives(data, model, num_negatives=2, output="negatives/1")
     assert given.path == Path("negatives/1")
     assert given.to_pandas().equals(first.to_pandas())
-    with pytest.raises(rt.StorageError, match=r"negatives/1: is there already|negatives/1: .*exists"):
+    with pytest.raises(rt.StorageError, match=r"negatives/1: already exists|negatives/1: .*exists"):
         rt.mine_hard_negatives(data, model, output="negatives/1")
 
 
@@ -131,14 +131,14 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.load_model(m, truncate_dim=99), "truncate_dim: 99 is out of range"),
     (lambda d, m: rt.load_model(m, precision="fp8"), "precision: unknown value 'fp8'; give 'fp32', 'bf16' or 'int8'"),
     (lambda d, m: rt.load_model(m).encode_queries("one text"), "texts: is one text, not a list of texts"),
-    (lambda d, m: rt.load_model(m).encode_passages([1]), "texts: text 0 is int, not str"),
-    (lambda d, m: rt.load_model(m).encode_queries({"q": "x"}), "texts: is dict, not a list of texts; give a list"),
+    (lambda d, m: rt.load_model(m).encode_passages([1]), "texts: text 0 has the type int, not str"),
+    (lambda d, m: rt.load_model(m).encode_queries({"q": "x"}), "texts: has the type dict, but must be a list; give"),
     (lambda d, m: rt.load_model(m).encode_queries(pd.DataFrame({"text": ["a"]})), "texts: is DataFrame, not a list"),
     (lambda d, m: rt.train(d, m, max_step=3), "train: unknown setting 'max_step'; did you mean 'max_steps'?"),
     (lambda d, m: rt.train(d, m, batch_size="64"), "train: batch_size is '64'; give a whole number"),
     (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "negatives_table no/table: there is no negatives table"),
-    (lambda d, m: rt.train(d, 3), "model: is int, not a model; give a name, a path"),
-    (lambda d, m: rt.train(3, m), "data: is int, not a data set; give the result of load_dataset or a path"),
+    (lambda d, m: rt.train(d, 3), "model: has the type int; give a name, a path"),
+    (lambda d, m: rt.train(3, m), "data: has the type int; give the result of load_dataset, or a path"),
     (lambda d, m: rt.mine_hard_negatives(d, method="dense"), "model: 'dense' needs an encoder"),
     (lambda d, m: rt.evaluate("bm25", d), "models: is not a list with at least one model"),
     (lambda d, m: rt.evaluate([m], d, dtype=["int9"]), "dtype: 'int9' is invalid; did you mean 'int8'?"),

@@ -164,7 +164,7 @@ ERRORS: list[tuple[Any, str]] = [
         "test_fraction 0.2: has no effect: the table of judgements decides the splits",
     ),
     (lambda: rt.Dataset.from_pandas(pairs().head(2)), "pairs: has 2 different queries, too few to divide"),
-    (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]
+    (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: has the type list; give a pandas DataFrame"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(passage="")),
         'pairs of split dev row 1: empty "passage"; 3 of 3 rows are bad (100.00%), more than the 1 % allowed by '
@@ -179,16 +179,16 @@ ERRORS: list[tuple[Any, str]] = [
         "judgements of split test row 2: unknown document id 'd9'",
     ),
     (lambda: three(judgements=frames()[2].assign(score=["x", "y"])), "row 1: score 'x' is not an integer"),
-    (lambda: three(documents=frames()[0].assign(text=[b"x", object()])), "documents row 1: holds bytes"),
-    (lambda: rt.Dataset.from_dict([], {}, {}), "documents: is list, not a dictionary; give {id: text}"),  # type: ignore[arg-type]
+    (lambda: three(documents=frames()[0].assign(text=[b"x", object()])), "row 1: holds a value of type bytes"),
+    (lambda: rt.Dataset.from_dict([], {}, {}), "documents: has the type list; give a dictionary {id:"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_dict({"d": "x"}, {"q": "y"}, {"q": {"d": 1}}),  # type: ignore[dict-item]
-        "judgements: 'q' is no dictionary of dictionaries; give {split: {query id: {document id: grade}}}",
+        "judgements: split 'q' has no dictionary of dictionaries; give {split: {query id: {document id: grade}}}",
     ),
     (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "has no rows"),
     (
         lambda: rt.Dataset.from_huggingface([1]),  # type: ignore[arg-type]
-        "splits: is list, neither a Dataset nor a DatasetDict; give a Dataset or a DatasetDict",
+        "splits: has the type list; give a Dataset or a DatasetDict",
     ),
     (
         lambda: rt.Dataset.from_huggingface(
@@ -214,7 +214,7 @@ def test_bad_data_is_one_line(workplace: Path, api_cache: Path) -> None:
 
 def test_a_csv_that_is_no_utf8(workplace: Path) -> None:
     (workplace / "faq.csv").write_bytes(b"query,passage\n\xff\xfe,x\n")
-    with pytest.raises(rt.DataError, match="is no CSV file in UTF-8"):
+    with pytest.raises(rt.DataError, match="is not a CSV file in UTF-8"):
         rt.load_dataset("faq.csv")
 
 
@@ -341,5 +341,5 @@ def test_lists_and_votes_in_a_frame(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"one", "two", "three", "four"} < set(open_all_splits(dataset.source).documents.texts)
     assert sum(dataset.counts[f"{split}_positives"] for split in dataset.splits) == 14
     frame.loc[2, "passage"] = "['a', b]['c']"
-    with pytest.raises(rt.DataError, match=r"pairs row 3: .* looks like a list and cannot be read as one"):
+    with pytest.raises(rt.DataError, match=r"pairs row 3: .* looks like a list but cannot be read as one"):
         rt.Dataset.from_pandas(frame, name="lists")

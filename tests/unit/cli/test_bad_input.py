@@ -20,12 +20,12 @@ ErrorLine = Callable[..., str]
 COMMANDS = """
 train --loss mv => loss: unknown value 'mv'; did you mean 'mw'?
 train --batch-size 10 --num-workers 3 => batch_size: 10 is not divisible by 3 workers; give a multiple of 3, such
-train --batch-size 0 => batch_size: 0 is out of range; give a value at least 1
+train --batch-size 0 => batch_size: 0 is out of range; give a value of at least 1
 train --batch-size many => batch_size: 'many' is invalid; give a whole number
 train --batch-size 99999999999999999999 => batch_size: is out of range; give a number of at most 18 digits
 train --temperature 0 => temperature: 0.0 is out of range; give a value above 0
 train --temperature inf => temperature: inf is out of range; give a finite number
-train --seed 4294967296 => seed: 4294967296 is out of range; give a value at most 4294967295
+train --seed 4294967296 => seed: 4294967296 is out of range; give a value of at most 4294967295
 train --seed => seed: has no value; see `raytriever train --help`
 train --recipe pydoc => recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?
 train --run-name ../x => run_name: '../x' is not a valid run name; use letters, digits
@@ -38,7 +38,7 @@ train --refresh-pool 2:1 => refresh_pool: '2:1' is invalid; give a number of pro
 train --max-grad-norm 3 => --max-grad-norm: is a setting without a flag; write `training: {max_grad_norm: VALUE}` into
 train --refresh-ranks 3:9 => --refresh-ranks: was removed; give --refresh-relative-margin
 train --dev-split de --dataset LETTERS => letters: no split 'de'; there are: dev, test, train; choose from dev
-train --matryoshka-dims 16,x => matryoshka_dims: '16,x' is invalid; give whole numbers from 1
+train --matryoshka-dims 16,x => matryoshka_dims: '16,x' is invalid; give whole numbers of at least 1
 train --matryoshka-dims 8,16,4 => matryoshka_dims: '8,16,4' is invalid; give each dimension once, in this order: 16,8,4
 train --matryoshka-dims 64,16 --dataset LETTERS --model MODEL => asks for 64 components, but embeddings have 32; give at
 train --guide ./encodr => guide ./encodr: no such directory
@@ -82,7 +82,7 @@ mine --output t --method bm52 => method: unknown method 'bm52'; did you mean 'bm
 mine --output t --range-min 200 --range-max 30 => range_max: 30 is not above range_min 200; give a larger number
 mine --output t --range-min 30 --range-max 35 => num_negatives: 10 negatives out of 5 ranks (30 to 34)
 mine --output t --dataset LETTERS --split valid => no split 'valid'; there are: dev, test, train
-mine --output t --dataset LETTERS --range-min 200 => range_min: 200 skips all 160 documents; give a lower rank
+mine --output t --dataset LETTERS --range-min 200 => range_min: 200 skips all 160 documents; give a smaller number
 mine --output t --dataset LETTERS --method gold => method gold: letters has no gold negatives; choose other methods
 mine --output t --dataset LETTERS --drop-answers => drop_answers=True: letters has no answers; add answers.jsonl
 score --output s --dataset LETTERS => model: is missing; name a cross-encoder: a directory, or a hub name
@@ -97,7 +97,7 @@ study mw.yaml --output s --seeds 0 => seeds: 0 is out of range; give 1 to 100
 study mw.yaml --output s --trial-gpus 1.5 => --trial-gpus: 1.5 is out of range; give a number above 0 and
 study mw.yaml --output s => mw.yaml: no such file or folder; give a path that exists
 compare => missing: RUN
-compare nowhere => 'nowhere' is neither a directory nor an MLflow run; give a directory
+compare nowhere => 'nowhere' is neither a directory nor an id or filter of MLflow runs; give a directory
 compare 0123456789abcdef0123456789abcdef => no such database; set MLFLOW_TRACKING_URI to your server or database
 compare "params.loss.loss = 'mw'" => no such database
 compare . => .: holds no run; give a directory
@@ -200,7 +200,7 @@ def test_a_gpu_that_fails_ends_in_one_line(
     monkeypatch.setattr("raytriever.cli.train.check_run", lost)
     assert run("train", []) == 2
     line = (
-        "error: the GPU failed (CUDA error: unspecified launch failure); look at nvidia-smi and the log of the kernel, "
+        "error: the GPU failed (CUDA error: unspecified launch failure); check nvidia-smi and the log of the kernel, "
     )
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)
     with pytest.raises(torch.AcceleratorError):

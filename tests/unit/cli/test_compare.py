@@ -117,7 +117,7 @@ def test_an_evaluation_in_mlflow_is_read_as_its_directory_and_a_sweep_is_refused
 )
 def test_a_mistyped_path_is_no_filter(error_line: ErrorLine, word: str) -> None:
     line = error_line("compare", word, "--output", "page.html")
-    assert f"{word!r} is neither a directory nor an MLflow run" in line
+    assert f"{word!r} is neither a directory nor an id or filter of MLflow runs" in line
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,12 @@ def test_an_index_is_built_then_opened_evaluated_and_searched_and_never_overwrit
 ) -> None:
     words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--output", "made", "--index"]
     assert run("index", [*words, "roargraph"]) == 0
-    assert "roargraph over 160 passages of dimension 32, built in" in capsys.readouterr().out
+    assert "roargraph over 160 passages, dimension 32, built in" in capsys.readouterr().out
     more = ["--split", "test", "--query", "what is abcdef", "--top", "2", "--ef-search", "160"]
     before = {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")}
     assert run("index", [*words, "roargraph", *more]) == 0
     out = capsys.readouterr().out
-    assert "roargraph over 160 passages of dimension 32, opened" in out
+    assert "roargraph over 160 passages, dimension 32, opened" in out
     recalls = [line.split()[1] for line in out.splitlines() if line.startswith(("10 ", "100 "))]
     assert recalls == ["1.0000", "1.0000"]
     assert sum(" is " in line for line in out.splitlines() if line.startswith(" " * 10)) == 2
@@ -146,7 +146,7 @@ def test_an_existing_index_is_opened_from_its_own_files_and_built_again_for_othe
     assert run("index", [*words, "--query", "new is newest", "--top", "1"]) == 0
     out, err = capsys.readouterr()
     assert encoded == [1]
-    assert "ivf over 159 passages of dimension 32, built in" in out
+    assert "ivf over 159 passages, dimension 32, built in" in out
     assert "new is newest" in out
     assert "made: letters has changed, so the index is built again" in err
 
@@ -171,7 +171,7 @@ def test_a_dim_is_checked_against_the_encoder(
     data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
     words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
     assert "truncate_dim: 33 is out of range, embeddings of" in error_line(stage, *words, "33")
-    assert "truncate_dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
+    assert "truncate_dim: 0 is out of range; give a value of at least 1" in error_line(stage, *words, "0")
 
 
 def test_stores_and_indexes_of_two_dims_are_distinct(
@@ -183,11 +183,11 @@ def test_stores_and_indexes_of_two_dims_are_distinct(
     assert "160 embeddings of dimension 12" in capsys.readouterr().out
     store = EmbeddingStore.open(work / "made")
     assert (store.dim, store.plan.dim) == (12, 12)
-    assert "made: does not hold these embeddings" in error_line("encode", *own, "--output", "made")
+    assert "made: is not empty, and has no embeddings" in error_line("encode", *own, "--output", "made")
     words = ["--embeddings", "made", "--output", "index"]
     assert "made: holds embeddings of another dimension (12, here 32)" in error_line("index", *own, *words)
     assert run("index", [*narrow, *words]) == 0
-    assert "160 passages of dimension 12" in capsys.readouterr().out
+    assert "160 passages, dimension 12" in capsys.readouterr().out
     assert "index: holds another index" in error_line("index", *own, "--output", "index")
 
 

@@ -72,7 +72,7 @@ def test_the_commands_are_grouped_by_task(capsys: pytest.CaptureFixture[str], mo
         ("tune --resume_from_checkpoint x", "nothing is needed: the same command continues an interrupted run"),
         ("train --wandb", "give --tracker wandb"),
         ("train --epoch 3", "did you mean '--epochs'?"),
-        ("train --per_device_train_batch_size 8", "give --batch-size, which counts the queries of a step"),
+        ("train --per_device_train_batch_size 8", "give --batch-size, the number of queries of a step"),
         ("train --gradient-accumulation-steps 4", "--grad-cache-chunk: accumulated small batches would lose"),
         ("train --output_dir x", "did you mean '--output'?"),
         ("train --tau 1", "did you mean '--temperature'?"),

@@ -47,7 +47,7 @@ def test_a_folder_becomes_a_data_set(docs: Path, tiny_encoder: Path, capsys: pyt
     assert err == ""
     assert lines[1].split()[:2] == ["Markdown", "30"]
     assert "  empty.html: is empty; remove it" in lines
-    assert "Files that are no documents: .png (1)" in lines
+    assert "Files that are not documents: .png (1)" in lines
     assert "1 row left out, listed in out/quarantine.jsonl; the first in line 32: no file 'partt1.md' was read" in out
     assert "read with question = 'question', file = 'file', anchor = 'anchor', columns separated by commas." in out
     assert lines[-1] == f"Continue with: raytriever train --dataset out --model {tiny_encoder}"
@@ -117,9 +117,9 @@ def test_user_errors(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> N
     )
     Path("blank").mkdir()
     Path("blank/a.md").touch()
-    assert "none of its 1 files has text that can be read; a.md is empty; remove it" in line(folder=Path("blank"))
+    assert "none of the 1 files has text that can be read; a.md is empty; remove it" in line(folder=Path("blank"))
     assert "doc: no such folder; did you mean" in line(folder=Path("doc"))
-    assert "docs: is there already; give another path or remove it" in line(output="docs")
+    assert "docs: already exists; give another path, or remove this one" in line(output="docs")
     assert "qa.cvs: no such file; did you mean" in line("--questions", str(docs / "qa.cvs"))
     assert "columns: has no effect" in line("--columns", "question=a")
     assert "overlap_tokens: 20 is too many" in line("--overlap-tokens", "20")
@@ -134,7 +134,7 @@ def test_pdf_files_are_read_within_a_limit(
     write_pdf(docs / "b.pdf", ["A secret page."], password="hidden")
     assert run("import", words(docs, tiny_encoder, "out")) == 0
     out = capsys.readouterr().out
-    assert "  b.pdf: is encrypted; save a copy without password (`qpdf --decrypt`)" in out
+    assert "  b.pdf: is encrypted; save a copy without a password (`qpdf --decrypt`)" in out
     assert "\nPDF           1         1" in out
     write_endless_pdf(docs / "c.pdf")
     monkeypatch.setattr(reader_process, "_SECONDS", {"PDF": (1.0, 0.0)})
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_read_are_skipped(
         "part1.md repeats copy.md",
         "long.txt repeats a copy of it.txt",
         "key.md: is a link to a path outside the folder; copy the file into the folder",
-        "b.rst: is reStructuredText, which is not read; convert it to Markdown",
+        "b.rst: is reStructuredText, which cannot be read; convert it to Markdown",
     ):
         assert reason in out
     quarantine = [json.loads(line) for line in Path("out/quarantine.jsonl").read_text().splitlines()]
@@ -230,7 +230,7 @@ def test_splits_that_cannot_be_made(docs: Path, tiny_encoder: Path, error_line: 
         return error_line("import", *words(docs, tiny_encoder, "out", *more))
 
     questions = ["--questions", str(docs / "qa.csv")]
-    assert "are more than all questions; give fractions with a sum of at most 1" in line(
+    assert "have a sum above 1; give fractions with a sum of at most 1" in line(
         "--test-fraction", "0.6", "--dev-fraction", "0.5"
     )
     assert "test_fraction" in line("--test-fraction", "1.5")
@@ -355,7 +355,7 @@ def test_user_errors_of_another_import(
         return error_line("import", *words, *(["--questions", str(questions)] if questions else []), *more)
 
     before = (OUT / MANIFEST).read_bytes()
-    assert "seed: is 3, but out was divided with 0; give seed 0, or another output" in line("--seed", "3")
+    assert "seed: is 3, but out was divided into splits with 0; give seed 0, or another output" in line("--seed", "3")
     assert "out: has questions, but this import names no file of questions; give" in line(questions=None)
     Path("other").mkdir()
     Path("other/x.md").write_text("# X\n\nother")
@@ -366,7 +366,7 @@ def test_user_errors_of_another_import(
     assert "out: has answers.jsonl, which the import would remove; move it, or give another output" in line()
     (OUT / "answers.jsonl").unlink()
     (OUT / "corpus.jsonl").write_text("")
-    assert "corpus.jsonl: is incomplete: 0 bytes of" in line()
+    assert "corpus.jsonl: has 0 bytes instead of" in line()
     Path("made").mkdir()
     Path("made", MANIFEST).write_text('{"format": 1, "files": {}, "meta": {"kind": "index"}}')
     assert "made: was not written by `raytriever import`; give another output" in line(output="made")

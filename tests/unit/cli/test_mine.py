@@ -82,8 +82,8 @@ def test_matching_embeddings_are_used_and_others_refused(
     own, given = (read_negatives(name, dataset) for name in ("own", "given"))
     assert own.documents.tolist() == given.documents.tolist()
     for name, expected in {
-        "queries": "queries: holds queries ('query', here 'passage'); name the passages of letters as `raytriever",
-        "short": "short: holds embeddings of texts cut at another length (9, here 64); name the passages",
+        "queries": "queries: holds embeddings of queries ('query', here 'passage'); give a directory that `raytr",
+        "short": "short: holds embeddings of texts cut at another length (9, here 64); give a directory",
         "none": "embeddings none: no such embeddings; ",
     }.items():
         assert expected in error_line("mine", *model, *words, "--output", "other", "--embeddings", name)
@@ -218,7 +218,7 @@ def test_existing_scores_are_not_mixed_with_others(
         "s: holds scores of pairs cut at another length; give another output, or remove it"
     )
     assert "s: holds scores of other pairs" in error_line("score", *words, "--split", "train", "--run", _run(3))
-    assert "negatives: does not hold these scores" in error_line("score", *words[:-1], negatives)
+    assert "negatives: does not hold the scores of this command" in error_line("score", *words[:-1], negatives)
 
 
 def _run(depth: int) -> Path:
@@ -245,7 +245,7 @@ def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, n
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "negatives: letters has no hard negatives; name a table that"),
+        ("", "negatives: letters has no hard negatives; give a table that"),
         ("--max-length 65", "cannot read pairs of 65 tokens; give a length from 8 to 64"),
         ("--split valid", "no split 'valid'; there are: dev, test, train"),
     ],

@@ -204,6 +204,6 @@ def test_a_command_ends_before_it_writes(
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("error: ")
     assert content in line
-    assert "and 100 B is free; free some space or write to another disk" in line
+    assert "but only 100 B is free; free some space or write to another disk" in line
     assert not Path("made").exists()
     assert sorted(Path.cwd().iterdir()) == before

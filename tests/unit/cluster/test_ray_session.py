@@ -53,7 +53,7 @@ def refusal(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_stopped_cluster_is_reported_at_once(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"ray://127.0.0.1:{closed_port}"
     line = refusal(address, monkeypatch)
-    assert line.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (Connection refused); start it with")
+    assert line.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (Connection refused); start a cluster")
 
 
 def test_a_cluster_that_accepts_no_connection_is_reported(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_auto_without_a_cluster_or_with_a_stopped_one_is_reported(
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)  # of other processes of this machine
-    assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start it")
+    assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start a cluster")
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{closed_port}")
     assert "no Ray cluster answers" in refusal("auto", monkeypatch)

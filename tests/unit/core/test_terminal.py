@@ -151,8 +151,8 @@ def test_what_is_allowed_passes(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 0}, "batch_size: 0 is out of range; give a value at least 1"),
-        ({"batch_size": 2**32}, "batch_size: 4294967296 is out of range; give a value at most 4294967295"),
+        ({"batch_size": 0}, "batch_size: 0 is out of range; give a value of at least 1"),
+        ({"batch_size": 2**32}, "batch_size: 4294967296 is out of range; give a value of at most 4294967295"),
         ({"fraction": 0.0}, "fraction: 0.0 is out of range; give a value above 0"),
         ({"fraction": float("nan")}, "fraction: nan is out of range; give a finite number"),
         ({"free": float("-inf")}, "free: -inf is out of range; give a finite number"),
@@ -219,7 +219,7 @@ def test_a_secret_is_masked_and_refused_and_what_is_none_stays() -> None:
             assert HUSH not in masked(around)
             assert "AKIA0" not in masked(around)
             assert "***" in masked(around)
-        with pytest.raises(DataError, match="leave it out, and set it in the environment") as caught:
+        with pytest.raises(DataError, match="put the secret into an environment variable") as caught:
             refuse_secrets(text, "dataset")
         assert HUSH not in str(caught.value)
     for text in HARMLESS:

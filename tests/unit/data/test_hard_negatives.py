@@ -173,7 +173,7 @@ def test_ids_outlive_positions(tmp_path: Path) -> None:
         ({"query": ["q\u20280", "q9"]}, "1 of 2 rows name an unknown query, the first 'q9'"),
         ({"document": ["x", "y"]}, "2 of 2 rows name an unknown document, the first 'x'"),
         ({"origin": ["bm25", "bm52"]}, "1 of 2 rows name an unknown origin, the first 'bm52'; did you mean 'bm25'?"),
-        ({"document": [1, 2]}, "column 'document' is int64, not string"),
+        ({"document": [1, 2]}, "column 'document' has the type int64, not string"),
         ({"rank": ["a", "b"]}, "column 'rank' is string, not a number"),
         ({"rank": [0.0, 0.5]}, "column 'rank' is double, not a number"),
         ({"rank": [0, None]}, "column 'rank' is empty in 1 of 2 rows"),

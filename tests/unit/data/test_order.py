@@ -115,13 +115,13 @@ def test_weights_are_read(text: str, weights: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1", "2 data sets need 2 weights, but '1' has 1; give one for each, as in 2,1"),
-        ("1,0", "'0' is no weight"),
-        ("1,-2", "'-2' is no weight"),
-        ("1,nan", "'nan' is no weight"),
-        ("1,1e300", "'1e300' is no weight"),
-        ("1,inf", "'inf' is no weight"),
-        ("1,x", "'x' is no weight"),
+        ("1", "2 data sets need 2 weights, but '1' has 1; give one weight for each, as in 2,1"),
+        ("1,0", "'0' is not a weight"),
+        ("1,-2", "'-2' is not a weight"),
+        ("1,nan", "'nan' is not a weight"),
+        ("1,1e300", "'1e300' is not a weight"),
+        ("1,inf", "'inf' is not a weight"),
+        ("1,x", "'x' is not a weight"),
     ],
 )
 def test_wrong_weights_are_reported(text: str, message: str) -> None:

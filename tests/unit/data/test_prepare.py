@@ -250,7 +250,7 @@ def test_another_data_set_is_not_overwritten(small: Path, tmp_path: Path) -> Non
         prepare(Request(str(other)), output=own)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         prepare(Request(str(other)), output=tmp_path / "full")
     assert (tmp_path / "full" / "thesis.tex").exists()
 

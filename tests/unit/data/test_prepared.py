@@ -84,7 +84,7 @@ JUDGED = "judgements/train.npy"
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a position of a query": (lambda p: save(p / JUDGED, put(0, -1, 40)), "the position of a query is 40, expected 0"),
     "a source": (lambda p: save(p / JUDGED, put(3, 0, 7)), "a source is 7, expected 0 to 1"),
-    "a label": (lambda p: save_labels(p, 30, 1.5), "labels/train.npy: a label is not within 0 and 1"),
+    "a label": (lambda p: save_labels(p, 30, 1.5), "labels/train.npy: a label is not between 0 and 1"),
     "the number of labels": (lambda p: save_labels(p, 29, 0.5), "labels/train.npy: has the shape 29, expected 30"),
     "a rank": (lambda p: save(p / JUDGED, put(4, 0, -3)), "a rank is -3"),
     "an order": (lambda p: save(p / JUDGED, lambda table: table[:, ::-1].copy()), "the pairs do not ascend"),

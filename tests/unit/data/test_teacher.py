@@ -123,7 +123,7 @@ def test_a_parquet_file_of_anybodys_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"score": [0.5, float("nan")]}, "1 of 2 scores are not finite, the first of query 'q1' and document 'd2'"),
+        ({"score": [0.5, float("nan")]}, "1 of 2 scores are not finite, the first is of query 'q1' and document 'd2'"),
         ({"score": [0.5, 1e300]}, "1 of 2 scores are not finite"),
         ({"score": [0.5, None]}, "column 'score' is empty in 1 of 2 rows"),
         ({"query": ["q0", "x9"]}, "1 of 2 rows name an unknown query, the first 'x9'; give the scores of"),
@@ -141,11 +141,11 @@ def test_invalid_scores_are_refused(tmp_path: Path, columns: dict[str, object], 
 def test_directories_of_something_else_are_refused(tmp_path: Path) -> None:
     scores = written(tmp_path / "scores")
     assert read_scores(scores, DATASET).digest == table().digest
-    with pytest.raises(DataError, match="has scores of other documents: of numbers as it was, not of others as it"):
+    with pytest.raises(DataError, match="has scores of other documents: those of numbers when scored, not of others"):
         read_scores(scores, dataset("others"))
     with pytest.raises(DataError, match="has scores of other queries"):
         read_scores(scores, replace(DATASET, queries=Queries(DATASET.queries.ids, ["other"] * 4)))
-    with pytest.raises(DataError, match="has negatives, not teacher scores; give a directory"):
+    with pytest.raises(DataError, match="holds negatives instead of teacher scores; give a directory"):
         read_scores(written(tmp_path / "negatives", kind="negatives"), DATASET)
     with pytest.raises(DataError, match="there are no scores"):
         read_scores(tmp_path / "nowhere", DATASET)

@@ -311,6 +311,6 @@ def test_quantized_variants_are_evaluated_from_one_encoding(
 def test_a_corpus_without_a_sample_is_one_line(job: EvaluationJob, tiny_dataset: Path, tmp_path: Path) -> None:
     small = write_beir(tmp_path / "small", ["one"], ["what is one"], test=[(0, 0)])
     changed = replace(job, datasets=describe_datasets([str(small)], "test"), targets=())
-    with pytest.raises(DataError, match="small: has no calibration sample for int8, which needs two documents; leave"):
+    with pytest.raises(DataError, match="small: has fewer than two documents, which int8 needs for its ranges; leave"):
         run_evaluation(changed, tmp_path / "out", False, Tracker, lambda _: None)
     assert not (tmp_path / "out").exists()

@@ -163,7 +163,7 @@ def test_few_questions_are_counted_at_the_threshold_that_decides() -> None:
     assert decide(every, every, [("answered", 0.6)], "score").thresholds == made.thresholds
     with pytest.raises(MetricInputError, match="19 questions are too few") as raised:
         decide(choosing, checking.where(np.arange(1)), [("f1", None)])
-    assert raised.value.remedy == "a threshold of entropy needs 20 questions"
+    assert raised.value.remedy == "give at least 20 for a threshold of entropy"
     with pytest.raises(MetricInputError, match="29 questions are too few"):
         decide(choosing, checking.where(np.arange(11)), [("f1", None)], "combined")
 
@@ -295,5 +295,5 @@ def test_what_cannot_be_computed_is_refused() -> None:
         {"temperature": float("nan")},
         {"depth": 1},
     ):
-        with pytest.raises(MetricInputError, match="fit it again"):
+        with pytest.raises(MetricInputError, match="fit the confidence again"):
             Confidence(**({"name": "score", "depth": 20, "temperature": 1.0} | wrong))

@@ -162,7 +162,7 @@ def test_what_no_threshold_can_keep_is_out_of_reach_and_explained() -> None:
     half = RankedPassages(np.full((40, 1), 0.5), np.arange(40)[:, None] > 0, np.where(np.arange(40) == 1, 2, 1))
     out = choose_kept_threshold(half, 0.95)
     assert (out.reached, out.value) == (False, pytest.approx(38.5 / 40))
-    assert unreachable_kept(0.95, half) == "0.037 of the relevant passages are not among the 1 best of their questions"
+    assert unreachable_kept(0.95, half) == "0.037 of a question's relevant passages are, on average, not in its 1 best"
     assert choose_kept_threshold(half, 0.93).score == 0.5
     nothing = RankedPassages(np.full((40, 2), np.nan), np.zeros((40, 2), bool), np.ones(40, int))
     assert (choose_kept_threshold(nothing, 0.5).reached, achieve_kept(nothing, 0.0).passages) == (False, 0)

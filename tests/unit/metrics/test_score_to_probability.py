@@ -120,7 +120,7 @@ def test_only_the_ends_of_level_parts_are_knots() -> None:
 def test_pairs_that_cannot_be_fitted_are_refused(fit: Any) -> None:
     for scores, relevant, why in (
         ([], [], "at least one pair"),
-        ([0.1], [True, False], "1 scores and relevance of shape"),
+        ([0.1], [True, False], "1 scores, and the shape of the relevance"),
         ([np.nan, 0.1], [True, False], "NaN"),
         ([np.inf, 0.1], [True, False], "infinite"),
     ):
@@ -200,7 +200,7 @@ def test_the_error_of_scores_by_hand() -> None:
 def test_wrong_inputs_are_refused() -> None:
     for probabilities, right, queries, why in (
         ([], [], None, "at least one pair"),
-        ([0.1], [True, False], None, "1 scores and relevance of shape"),
+        ([0.1], [True, False], None, "1 scores, and the shape of the relevance"),
         ([np.nan, 0.1], [True, False], None, "NaN"),
         ([0.2, 0.1], [True, False], [0], "some scores have no query"),
     ):

@@ -275,7 +275,7 @@ def test_a_transformer_may_be_in_a_folder_of_its_own(tiny_encoder: Path, tmp_pat
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (tokens(model_max_length=-1), "reads -1 tokens of a pair, fewer than 8"),
+        (tokens(model_max_length=-1), "reads at most -1 tokens of a pair, fewer than 8"),
         (put("modules.json", "[null]"), "modules.json: .* '0' is null"),
         (without(f"bert.{LAST}"), f"has no trained weights for bert.{LAST}"),
         (tensors(lambda held: {**held, "classifier.weight": torch.zeros(3, 3)}), r"classifier.weight has the shape \["),

@@ -346,11 +346,11 @@ def test_graded_relevance_is_a_number_a_row_or_one_for_each_document(
     with_default = library.RetrievalLoss(model, loss)(features, table).item()
     assert with_default == pytest.approx(built(features, None).item(), rel=1e-6)
     with pytest.raises(
-        rt.DataError, match=r"the labels have shape \(6, 3\), but .* graded relevance; give 4 numbers a row"
+        rt.DataError, match=r"the labels have shape \(6, 3\), but .* graded relevance; give 4 numbers per row"
     ):
         built(features, table[:, :3])
     for outside in (-0.5, 3):
-        with pytest.raises(rt.DataError, match=f"is {outside}, not within 0 and 1; divide the labels by the largest"):
+        with pytest.raises(rt.DataError, match=f"is {outside}, not within 0 and 1; scale the labels to 0 to 1"):
             built(features, table.fill_(outside))
     assert lines == []
     assert torch.isfinite(built(features, table.fill_(0)))

@@ -256,7 +256,7 @@ def test_a_missing_driver_is_reported(uri: str, package: str, monkeypatch: pytes
             "postgre://host/db",
             "has the unknown scheme 'postgre'; use one of sqlite:///FILE, postgresql://, mysql://, mssql://",
         ),
-        ("http://host:port", "is no address ("),
+        ("http://host:port", "is not a valid address ("),
     ],
 )
 def test_an_invalid_address_is_refused(uri: str, line: str, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_a_missing_key_or_package_is_refused(tmp_path: Path, monkeypatch: pytest
     wandb.teardown()  # it keeps the mode of the first run of a process
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(UserError, match=r"^tracker wandb: W&B has no key for https://.*WANDB_MODE=offline$"):
+    with pytest.raises(UserError, match=r"^tracker wandb: W&B has no API key for https://.*WANDB_MODE=offline$"):
         check_trackers(["wandb"])
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     wandb.teardown()

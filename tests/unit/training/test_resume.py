@@ -228,7 +228,7 @@ def test_a_damaged_best_is_named_and_the_best_from_there_counts(
     again, second_recorder = make_assignment(**settings)
     result = train(again)
     assert second_recorder.notices[0].startswith(f"{file}: is incomplete")
-    assert second_recorder.notices[0].endswith("The best checkpoint will be chosen from later ones.")
+    assert second_recorder.notices[0].endswith("The best checkpoint will be chosen from later checkpoints.")
     looks = {step: message["dev_loss"] for step, message in second_recorder.steps.items()}
     assert result.best_step == min(looks, key=looks.__getitem__) > trainer_state.step
 

@@ -1,8 +1,8 @@
-"""Callbacks in Ray Train's controller: they report its handle, clean up worker groups, and report failures.
+"""Callbacks in Ray Train's controller: report the controller's handle, clean up worker groups, and report failures.
 
 This module imports nothing heavy, because the controller loads it. An interrupted driver ends the controller, because a
 thread that is still inside `fit` would crash the process when the session ends. If a worker group fails before
-training, Ray Train does not release its placement group. `Housekeeping` does, so that the next group fits."""
+training, Ray Train does not release the workers' placement group. `Housekeeping` does, so that the next group fits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raytriever.core.errors import ConfigError, lost_gpu
 
 class GroupMessages(ControllerCallback, WorkerGroupCallback):
     """Reports from the controller to the event queue: its handle, and the workers that it requests and gets. `hosts`
-    and `addresses` are those of the workers of the newest group, by rank."""
+    and `addresses` list the hosts and addresses of the newest group's workers, by rank."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -40,7 +40,7 @@ class GroupMessages(ControllerCallback, WorkerGroupCallback):
         self._queue.send(GroupWanted(workers, resources, min(workers, room_for(resources))))
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Report the hosts when all workers have started, or an error if their versions differ."""
+        """When all workers have started, report their hosts, or an error if their versions of raytriever differ."""
         places = [worker.metadata for worker in worker_group.get_workers()]
         self.hosts, self.addresses = [place.hostname for place in places], [place.node_ip for place in places]
         read = _version_reader()
@@ -54,7 +54,7 @@ class GroupMessages(ControllerCallback, WorkerGroupCallback):
 
 def _version_reader() -> Callable[[], str]:
     def version() -> str:
-        """Return the version of a worker. Ray sends the code of an inner function, so any version can run it."""
+        """Return the version of a worker. Ray sends an inner function, so any worker can run it."""
         return str(import_module("raytriever").__version__)
 
     return version
@@ -63,7 +63,7 @@ def _version_reader() -> Callable[[], str]:
 class Housekeeping(ControllerCallback, WorkerGroupCallback):
     """Choose the workers' network interface, and shut down a worker group that Ray Train has not cleaned up.
 
-    It must precede Ray Train's own callbacks (see `FIRST`): if one of them fails, later ones are not called."""
+    It must precede Ray Train's own callbacks (see `FIRST`): if a callback fails, later callbacks are not called."""
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -90,7 +90,7 @@ class Housekeeping(ControllerCallback, WorkerGroupCallback):
             self._group.shutdown()
 
 
-# Environment variable of the process that creates the trainer: callbacks that run before those of Ray Train.
+# Environment variable with the callbacks that run before Ray Train's own. Set it before the trainer is created.
 FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name__}"}
 
 
@@ -126,7 +126,7 @@ class Failures(UserCallback):
                 died = True
                 reasons.insert(0, f"{self._named(rank)} lost its GPU ({reason})")
             else:
-                died |= "OutOfMemory" in type(cause).__name__  # as if the system had killed the process
+                died |= "OutOfMemory" in type(cause).__name__  # treated like a process that the system has killed
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
         self._queue.send(LostWorker(f"{reasons[0].splitlines()[0]}; the workers start again."))
         self._queue.record_failure("\n".join(reasons), died)

@@ -1,8 +1,8 @@
 """Actors that do background jobs on committed checkpoints, and the first worker's clients for these actors.
 
-A job evaluates a checkpoint, or mines with it. Its actor has a GPU if training leaves one free. Without GPUs it uses
+A job evaluates a checkpoint, or mines with it. Its actor has a GPU if training leaves a GPU free. Without GPUs it uses
 all cores, at a lower priority than training. A killed actor restarts, possibly on another node, and repeats its job. If
-it is killed too often, the job fails.
+an actor is killed too often, the job fails.
 
 If training uses all GPUs, a thread of the first worker does the job between two steps, while training waits. So no
 second process takes memory of the GPU, and the memory of a job is released before the next step."""
@@ -33,7 +33,7 @@ from raytriever.training.dev_validation import FOLDER as EVALUATIONS
 from raytriever.training.run_config import Config
 from raytriever.training.training_settings import SYNC
 
-TRIES = 3  # number of times that a killed actor repeats its job before the job fails
+TRIES = 3  # number of repetitions of a job whose actor was killed; after them, the job fails
 NEGATIVES, MODEL = "negatives", "model"
 Result = TypeVar("Result")
 

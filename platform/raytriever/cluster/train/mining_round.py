@@ -46,7 +46,7 @@ class MiningRounds:
 
     Args:
         first: the first table of hard negatives if every round keeps some of its rows, else None.
-        choose_pool: function that returns the pool that encodes and searches in a round, or None for this process.
+        choose_pool: returns the pool that encodes and searches in a round; None if this process does that.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def _encode(
 
 
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:
-    """Return the fractions of candidates removed, by reason, and of queries with too few or no negatives."""
+    """Return the fraction of candidates removed for each reason, and of queries with too few and with no negatives."""
     totals: dict[str, int] = {}
     for block in mined:
         for reasons in block.counts.values():

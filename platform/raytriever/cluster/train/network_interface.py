@@ -22,7 +22,7 @@ LOST_PEER = re.compile(r"\[([0-9a-f.:]+)\]:\d+: Connection reset|Connection clos
 
 
 def choose_interface() -> None:
-    """Set the libraries' variables to the interface of this node's address, before a worker joins its group.
+    """Set the libraries' environment variables to this node's interface, before a worker joins its group.
 
     A variable that the user has set is kept. If the address is 127.0.0.1, as on a single host, nothing is set."""
     name = interface_of(ray.util.get_node_ip_address())

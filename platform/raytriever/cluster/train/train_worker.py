@@ -58,7 +58,7 @@ from raytriever.training.training_settings import BEHIND, SYNC
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """Training job whose settings and data have been checked, for any process of the cluster."""
+    """Training job with checked settings and data. It can be sent to every process of the cluster."""
 
     config: Config
     datasets: tuple[str, ...]  # paths or URIs of the prepared data sets, on storage that every node sees
@@ -72,7 +72,7 @@ class TrainingJob:
     # process also ends the caller.
     in_process: bool = False
     runs_per_node: int = 1  # number of runs that share the cores of a node, including this one
-    gpus: float = 1.0  # GPUs of each worker on a cluster with GPUs; a fraction if several runs share one
+    gpus: float = 1.0  # GPUs of each worker on a cluster with GPUs; a fraction if several runs share a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ class WorkerJob(TrainingJob):
 def train_worker(job: WorkerJob) -> None:
     """Train as one worker of the group, if the group may start and this process is needed.
 
-    A `UserError` is sent to the driver before it ends the group."""
+    A `UserError` is sent to the driver. Then it ends the group."""
     queue, device = job.queue, get_device()
-    # transformers may load DeepSpeed first, which would then search for a GPU and log that.
+    # Set this before transformers may load DeepSpeed. Otherwise DeepSpeed would search for a GPU and log the search.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     if not _may_start(queue, device) or not _is_needed(job, device):
         return
@@ -210,7 +210,7 @@ def _client(
 
     Args:
         name: first word of the gauges that show whether a job is running, and whether steps wait for it.
-        work: creates the object whose `run` does a job in a thread.
+        work: function that creates the object whose `run` does a job in a thread.
         waits: True if steps wait for a job; None for a job without this gauge.
     """
     gauges = Gauges(run_label(job.folder))
@@ -265,7 +265,7 @@ def _last_logged_step(job: WorkerJob, workers: WorkerGroup, device: torch.device
 def regroup(size: int, device: torch.device) -> bool:
     """Replace the process group by a group of its first `size` processes; every process of the old group calls it.
 
-    The new group becomes the default group, because DeepSpeed uses that one.
+    The new group becomes the default group, because DeepSpeed uses the default group.
 
     Returns:
         True if this process belongs to the new group. Other processes have no group afterwards.

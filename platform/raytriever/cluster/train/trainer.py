@@ -1,13 +1,13 @@
-"""Training under Ray Train: start the group of workers, handle its events, and return or raise at its end.
+"""Training under Ray Train: start the group of workers, and handle its events until training ends or fails.
 
 The training loop writes its own checkpoints. Ray Train's state is discarded after each call, because a damaged state
 file would prevent the next start. If the group starts again, after a worker died or because the cluster changed its
 size, it resumes from the newest complete checkpoint.
 
-`fit` of Ray Train and Ray Tune runs on a thread. On the main thread it would handle Ctrl-C itself; so an interruption
-reaches the waiting main thread. It ends `fit` before the Ray session ends; otherwise a call of Ray would crash the
-process. Ray Train restarts a group that failed during its creation or during training, but ends `fit` if a worker dies
-in between, so `fit` is repeated here."""
+`fit` of Ray Train and Ray Tune runs on a thread, because on the main thread it would handle Ctrl-C itself. An
+interruption reaches the waiting main thread, which ends `fit` before the Ray session ends. Otherwise a call of Ray
+would crash the process. Ray Train restarts a group that failed during its creation or during training. It ends `fit`
+if a worker dies in between, so `fit` is repeated here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ClusterError(UserError):
 
 
 class GroupEvents:
-    """Handler of a training's events: it keeps the one that ends the training, and passes those for the user to `show`.
+    """Handler of a training's events: it keeps the event that ends the training, and passes the others to `show`.
 
     It limits and reports the wait for the workers of a group, from the first request until all have started. Ray Train
     itself repeats its request without a limit and without a message."""
@@ -107,7 +107,7 @@ class GroupEvents:
             return
         self._next_look = now + LOOK_SECONDS
         room = min(room_for(wanted.resources), wanted.workers)
-        # If the room has shrunk, the group may have reserved it. Ray Train counts it again before each request.
+        # If less is free than before, the group itself may have reserved some. Ray Train counts again at each request.
         if room > self._room:
             self._room = room
             self._report(wanted, send)
@@ -118,7 +118,7 @@ class GroupEvents:
             raise ClusterError(
                 f"had room for only {self._room} of {_count(wanted)} for {self._minutes:g} minutes",
                 "the Ray cluster",
-                f"add nodes, lower {setting('num_workers')}, or wait longer by {setting('wait_minutes')}; "
+                f"add nodes, lower {setting('num_workers')}, or wait longer with {setting('wait_minutes')}; "
                 "`ray status` shows what uses its resources",
             )
 
@@ -144,14 +144,14 @@ def _count(wanted: GroupWanted) -> str:
     return f"{wanted.workers} worker{'s' if wanted.workers > 1 else ''}"
 
 
-# Seconds after which Ray Train repeats a request for resources. The first may be for a node that has just died.
+# Seconds after which Ray Train repeats a request for resources. The earlier request may count a node that has died.
 PLACEMENT_SECONDS = 10
 RESIZE_SECONDS = 60.0  # interval of checks whether new nodes allow a larger group
 _RAY_TRAIN = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(PLACEMENT_SECONDS),
-    # Interval of health checks. With the default of 2 s, this time is lost whenever a worker dies, and at the end.
+    # Interval of health checks. With the default, up to 2 s are lost when a worker dies, and when training ends.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
-    # Do not start the watcher: it is one more process per group and delays a restart. A preempted node is a dead node.
+    # Do not start the watcher, a process per group that delays a restart: a preempted node is treated as a dead node.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 
@@ -198,7 +198,7 @@ def _start_actors(job: TrainingJob, queue: EventQueue, log: Callable[[str], None
 
 
 def _fit(job: WorkerJob, events: OpenQueue, group: GroupEvents) -> Exception | None:
-    """Train, each attempt with a new folder for Ray Train's state. Return the exception of `fit`, if it failed."""
+    """Train. Each attempt has a new folder for Ray Train's state. Return the exception if `fit` failed, else None."""
     with TemporaryDirectory(prefix="raytriever-") as state:
         if not job.in_process:
             return fit(lambda: _trainer(job, Path(mkdtemp(dir=state))), events, partial(group.check, job.queue.send))
@@ -225,7 +225,7 @@ def _trainer(job: WorkerJob, state: Path) -> TorchTrainer:
             name="train",
             storage_path=str(state),
             callbacks=[reports, Failures(reports, job.queue)],
-            # No limits here: the event queue limits the number of failures, and `GroupEvents` the time of a start.
+            # No limits here: the event queue limits the failures, and `GroupEvents` limits the time of a start.
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
         ),
     )
@@ -237,7 +237,7 @@ def _start_error(failure: ControllerError) -> Exception:
         return ClusterError(
             f"has a GPU that PyTorch cannot use in a worker ({reasons[0]})",
             "the Ray cluster",
-            "install a PyTorch for the CUDA of its driver, or start Ray with CUDA_VISIBLE_DEVICES='' to train on CPUs",
+            "install PyTorch for its driver's CUDA version, or start Ray with CUDA_VISIBLE_DEVICES='' to train on CPUs",
         )
     if UNREACHABLE.search(text):
         addresses = sorted(set(re.findall(r"remote=\[([^\]]+)\]", text)))
@@ -322,7 +322,7 @@ def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[],
         died_between = isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
         if events.has_failed.is_set() or not died_between:
             return failure
-        end_controller(events.queue)  # otherwise the controller exists as long as `failure`
+        end_controller(events.queue)  # otherwise the controller exists as long as the object `failure`
         events.queue.record_failure("a worker died before it could start training", process_died=True)
         if not events.queue.may_start():
             return attempt.failure

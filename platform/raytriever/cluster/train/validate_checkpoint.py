@@ -45,7 +45,7 @@ DEV = "dev/"  # prefix of the metrics of checkpoints on dev data
 class DevSet:
     """Data set on which checkpoints are evaluated.
 
-    Any process can open its path or URI. If a run has several dev sets, the metrics of each contain its name."""
+    Any process can open its path or URI. If a run has several dev sets, the names of metrics contain the set's name."""
 
     name: str
     path: str
@@ -54,7 +54,7 @@ class DevSet:
 
 
 def dev_protocol(best_metric: str) -> Protocol:
-    """Return the evaluation protocol of validations: default metrics, and the one that chooses the best checkpoint."""
+    """Return the protocol of validations: default metrics, AUC, and the metric that decides the best checkpoint."""
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     if best_metric != DEV_LOSS:
         metrics = tuple(dict.fromkeys((*metrics, read_best_metric(best_metric))))
@@ -79,12 +79,12 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
             path = data.dataset if name == OWN else name
             dataset = open_dataset(path, [split], max_bad_rows=data.max_bad_rows, run=run, log=log)
         if is_own and split == data.test_split:
-            log(f"{dataset.name}: the best checkpoint is chosen on the test split {split!r}: test metrics are too high")
+            log(f"{dataset.name}: the best checkpoint is chosen on the test split {split!r}, so test metrics mislead")
         _check(dataset, split, protocol, training.best_metric)
         label = safe_name(dataset.name)
         if label in dev_sets:
             what = f"two data sets have the name {label!r}"
-            raise ConfigError(what, setting("eval_datasets"), "give data sets with different names, each once")
+            raise ConfigError(what, setting("eval_datasets"), "give data sets with different names, and each only once")
         dev_sets[label] = DevSet(label, str(dataset.location), split, dataset.digest)
     return tuple(dev_sets.values())
 
@@ -135,7 +135,7 @@ class Validations:
         metrics = {f"{DEV}{name}": value for name, value in means.items()}
         if len(rows) > 1:
             metrics |= {f"{DEV}{key}/{name}": value for key, row in rows.items() for name, value in row.items()}
-        metrics = {name: value for name, value in metrics.items() if value == value}  # no negatives: the AUC is NaN
+        metrics = {name: value for name, value in metrics.items() if value == value}  # an AUC may be NaN
         best = self._config.training.best_metric
         value = float("nan") if best == DEV_LOSS else means[read_best_metric(best)]
         record = Record(step, value, {**metrics, "evaluation_seconds": time.monotonic() - began})

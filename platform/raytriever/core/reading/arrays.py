@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
 Shape = tuple[int | None, ...]
-_MOST_UNPACKED = 1 << 32  # limit of one array's bytes; compression in an archive may hide a thousandfold size
+_MOST_UNPACKED = 1 << 32  # maximum bytes of an array; an archive may unpack to a thousand times its size
 
 _ARROW, _PARQUET = b"ARROW1", b"PAR1"
-_CONTINUED, _MOST_SCHEMA = b"\xff" * 4, 1 << 26  # the mark before each message of a stream
+_CONTINUED, _MOST_SCHEMA = b"\xff" * 4, 1 << 26  # bytes before each Arrow message; maximum bytes of a schema
 _SCHEMA, _SCHEMA_HIDDEN = b"ARROW:schema", b"ARROW:schem_"
 _EXTENSION, _EXTENSION_HIDDEN = b"ARROW:extension:name", b"ARROW:extension:nam_"
 
@@ -32,8 +32,8 @@ _EXTENSION, _EXTENSION_HIDDEN = b"ARROW:extension:name", b"ARROW:extension:nam_"
 def read_array(
     file: Path, dtypes: Collection[str], shape: Shape, remedy: str, mapped: Literal["r", "c"] | None = None
 ) -> ndarray:
-    """Read a `.npy` file that `numpy.save` wrote. Raise `StorageError` if the file is missing, or its header is broken,
-    or names another type, shape or number of bytes.
+    """Read a `.npy` file that `numpy.save` wrote. Raise `StorageError` if the file is missing, its header is broken,
+    it has another type or shape, or its size does not fit the header.
 
     Args:
         dtypes: the types that the array may have, such as `int64`; `str` for texts of any length.
@@ -55,7 +55,7 @@ def read_array(
 
 def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
     """Read the named arrays of a `.npz` file that `numpy.savez` wrote. Their types and shapes are checked. Raise
-    `StorageError` if the file is missing, damaged or no archive; or an array is missing, or has another type or shape.
+    `StorageError` if the file is missing or damaged, or if an array is missing or has another type or shape.
     """
     import zipfile
     import zlib
@@ -71,7 +71,7 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
                 with checked(f"{file}: {name}", remedy), archive.open(about) as stream:
                     dtype, lengths = _npy_header(cast(BinaryIO, stream), dtypes, shape)
                     if about.file_size > _MOST_UNPACKED:
-                        raise Mismatch(f"has {about.file_size:,} bytes, which are too many")
+                        raise Mismatch(f"has {about.file_size:,} bytes, more than {_MOST_UNPACKED:,}")
                     values = bytearray(stream.read())
                     _check_size(len(values), dtype, lengths)
                 contents[name] = np.frombuffer(values, dtype).reshape(lengths)
@@ -84,12 +84,12 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
 
 def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool = False) -> Any:
     """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied. Raise
-    `StorageError` if the file is missing, or is not such a file; a column has another type, an extension type (which
-    may hold pickled objects), empty rows or invalid values.
+    `StorageError` if the file is missing or not of this kind, or if a column has another type, nulls, invalid values or
+    an extension type (such columns may hold pickled objects).
 
     Args:
         columns: Arrow type of each column; the file must have exactly these columns, in this order.
-        full: True to validate every offset and every text too. This reads the whole file; 1 GB takes about 1 s. False
+        full: True to validate every offset and every text too. This reads the whole file: about 1 s for 1 GB. False
             to trust the offsets within a column; the time then does not depend on the number of rows.
     """
     import pyarrow as pa
@@ -116,8 +116,8 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
 def open_parquet(where: str, stream: Any) -> Any:
     """Open a Parquet file, given as a seekable `pyarrow.NativeFile`, as a `pyarrow.parquet.ParquetFile`.
 
-    The Arrow schema in the footer is hidden from pyarrow: it would build the extension types that the schema names.
-    Raise `DataError` if it is empty, broken or no Parquet, or a column has an extension type."""
+    The Arrow schema in the footer is hidden from pyarrow, which would build the extension types that it names.
+    Raise `DataError` if the file is empty, broken or not Parquet, or if a column has an extension type."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -130,8 +130,8 @@ def open_parquet(where: str, stream: Any) -> Any:
             fields = list(pa.ipc.read_schema(pa.py_buffer(schema.replace(_EXTENSION, _EXTENSION_HIDDEN))))
             if extension := _first_extension(fields):
                 raise DataError(
-                    f"column {extension[0]!r} is of the extension type {extension[1]!r}, which may hold pickled "
-                    "objects, and is not read",
+                    f"column {extension[0]!r} is of the extension type {extension[1]!r}; such columns may hold pickled "
+                    "objects, so the file is not read",
                     where,
                     "write it again with plain columns of strings, numbers and lists",
                 )
@@ -152,7 +152,7 @@ def open_arrow_stream(where: str, stream: Any) -> Any:
     length = int.from_bytes(begin[4:], "little", signed=True)
     schema = stream.read(length) if begin[:4] == _CONTINUED and 0 < length < _MOST_SCHEMA else b""
     if _EXTENSION in schema:
-        what = "has a column of an extension type, which may hold pickled objects, and is not read"
+        what = "has a column of an extension type; such columns may hold pickled objects, so the file is not read"
         raise DataError(what, where, "save it again with plain columns of strings, numbers and lists")
     if len(schema) != length or not schema:
         raise DataError("is not an Arrow stream of the library `datasets`", where, "copy it again, or save it again")
@@ -197,7 +197,7 @@ def _opened(file: Path) -> BinaryIO:
 
 
 def _npy_header(stream: BinaryIO, dtypes: Collection[str], shape: Shape) -> tuple[Any, tuple[int, ...]]:
-    """Return the type and the shape that a header names, if they are as expected. The stream is then at the data."""
+    """Read the header of a `.npy` file; return the array's type and shape. Raise `Mismatch` if they are not allowed."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -221,11 +221,11 @@ def _npy_header(stream: BinaryIO, dtypes: Collection[str], shape: Shape) -> tupl
 
 def _check_size(size: int, dtype: Any, lengths: tuple[int, ...]) -> None:
     if size != (needed := prod(lengths) * dtype.itemsize):
-        raise Mismatch(f"has {size:,} bytes of values, its shape {lengths} needs {needed:,}")
+        raise Mismatch(f"has {size:,} bytes of values, but its shape {lengths} needs {needed:,}")
 
 
 def _check_schema(whole: Any, columns: Mapping[str, str]) -> None:
-    """Check the schema in the footer of an Arrow file. No batch is read, and names of extension types are hidden."""
+    """Check the schema in the footer of an Arrow file. pyarrow then reads no batch and builds no extension type."""
     import pyarrow as pa
 
     tail = bytes(whole[max(0, whole.size - 10) :])
@@ -246,7 +246,7 @@ def _check_schema(whole: Any, columns: Mapping[str, str]) -> None:
 
 
 def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
-    """Return the name and the type of the first column of an extension type; the schema hides the types' names."""
+    """Return the name and the type of the first field with `_EXTENSION_HIDDEN` in its metadata, or None."""
     waiting = list(fields)
     while waiting:
         field = waiting.pop(0)
@@ -257,7 +257,7 @@ def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
 
 
 def _parquet_footer(stream: Any) -> bytes:
-    """Return a Parquet file of the footer alone, with the Arrow schema under a key that pyarrow does not read."""
+    """Return a Parquet file with only the footer. Its Arrow schema gets another key, which pyarrow does not read."""
     size = stream.size()
     stream.seek(max(0, size - 8))
     tail = stream.read(8)
@@ -270,7 +270,7 @@ def _parquet_footer(stream: Any) -> bytes:
 
 @contextmanager
 def _arrow_errors() -> Iterator[None]:
-    """Convert pyarrow's errors about a broken file, which include `OSError` without `errno`, to a `Mismatch`."""
+    """Convert pyarrow's errors about a broken file, also `OSError` without `errno`, to a `Mismatch`."""
     import pyarrow as pa
 
     try:
@@ -289,8 +289,8 @@ TEXT, INTEGER, NUMBER = "text", "integer", "number"
 def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: Collection[str] = ()) -> Any:
     """Return the columns of a Parquet file as an Arrow table. Each column is `TEXT`, `INTEGER` or `NUMBER`.
 
-    Only the columns in `may_lack` may hold nulls. Raise `DataError` if the file is not Parquet; or a column is missing,
-    has nulls, or is of another or an extension type. Raise `OSError` if the file cannot be opened."""
+    Only the columns in `may_lack` may hold nulls. Raise `DataError` if the file is not Parquet, or if a column is
+    missing, has nulls, or has another type or an extension type. Raise `OSError` if the file cannot be opened."""
     import pyarrow as pa
 
     check_regular(file)
@@ -308,20 +308,20 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
         except (pa.ArrowException, OSError) as error:
             raise broken_parquet(str(file), error) from error
     for name in columns:
-        if name not in may_lack and table[name].null_count:
-            raise DataError(f"column {name!r} is empty in {table[name].null_count} of {len(table)} rows", str(file))
+        if name not in may_lack and (nulls := table[name].null_count):
+            raise DataError(f"column {name!r} is empty in {nulls} of {len(table)} rows", str(file), "fill these cells")
     return table
 
 
 def positions_of(column: Any, ids: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
-    """Return the position of each value of a column in `ids`; raises `DataError` with `remedy` for an unknown value."""
+    """Return, for each value of a column, its index in `ids`; raises `DataError` with `remedy` for an unknown value."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     positions = pc.index_in(column.cast(pa.large_string()), value_set=ids)
     if positions.null_count:
         first = column.filter(pc.is_null(positions))[0].as_py()
-        unknown = f"{positions.null_count} of {len(column)} rows name an unknown {name}, the first {first!r}"
+        unknown = f"{positions.null_count} of {len(column)} rows name an unknown {name}; the first is {first!r}"
         raise DataError(unknown, str(file), remedy(first))
     return positions.to_numpy()
 
@@ -332,6 +332,6 @@ def _check_type(kind: Any, name: str, expected: str, file: Path, remedy: str) ->
     if expected == TEXT:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise DataError(f"column {name!r} is {kind}, not string", str(file), "write ids as strings")
+            raise DataError(f"column {name!r} has the type {kind}, not string", str(file), "write ids as strings")
     elif not (pa.types.is_integer(kind) or (expected == NUMBER and pa.types.is_floating(kind))):
-        raise DataError(f"column {name!r} is {kind}, not a number", str(file), remedy)
+        raise DataError(f"column {name!r} has the type {kind}, not a number", str(file), remedy)

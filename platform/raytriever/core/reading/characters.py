@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# U+FB00 to U+FB06, which occur in PDF files that LaTeX made.
+# The ligatures U+FB00 to U+FB06, which occur in PDF files that LaTeX made.
 _LIGATURES = str.maketrans({point: unicodedata.normalize("NFKC", chr(point)) for point in range(0xFB00, 0xFB07)})
 # A soft hyphen at the end of a line joins two halves of a word. Persian, Hindi, Khmer and emoji need joiners and
 # zero-width spaces, so these are kept after a character of such a script.

@@ -35,8 +35,8 @@ class Mismatch(ValueError):
 
 @contextmanager
 def checked(where: Path | str, remedy: str, error: type[UserError] = StorageError, wrong: str = "") -> Iterator[None]:
-    """Raise a `Mismatch` of the block as an `error` about `where`, a file or a line; `wrong` begins its text. Errors of
-    the disk are raised as `disk_errors` does."""
+    """Convert a `Mismatch` that the block raises to an `error` about `where`, a file or a line. `wrong` is put before
+    its text. Disk errors are converted as in `disk_errors`."""
     with disk_errors(where):
         try:
             yield
@@ -53,8 +53,8 @@ def read_json(
     needed: bool = False,
     format: int | None = None,
 ) -> T:
-    """Read a JSON file of at most `most` bytes; see `parse_json`. With `needed`, a missing file is an error of the same
-    kind instead of a `FileNotFoundError`."""
+    """Read a JSON file of at most `most` bytes; see `parse_json`. With `needed`, a missing file raises `error`
+    instead of `FileNotFoundError`."""
     with checked(file, remedy, error):
         try:
             with open_regular(file) as stream:
@@ -76,7 +76,7 @@ def parse_json(
     error: type[UserError] = StorageError,
     format: int | None = None,
 ) -> T:
-    """Parse the JSON text of a file or a line; see `conform`. `format` is the value that the key `format` must have.
+    """Parse the JSON text of a file or a line; see `conform`. A passed `format` must be the value of the key `format`.
 
     Raises:
         UserError: of the class `error`: it is not JSON, is nested too deeply, or has another format or type.
@@ -123,7 +123,7 @@ def conform(value: object, where: str, kind: type[T], remedy: str, error: type[U
 def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) -> Any:
     """Read a YAML file of plain values.
 
-    YAML 1.1 reads `1:4` as the number 64, in base 60. This function reads it as a text.
+    YAML 1.1 reads `1:4` as the number 64, in base 60. This function returns the text `1:4`.
 
     Raises:
         UserError: of the class `error`: the file is not YAML, is larger than 1 MB, is nested more than 100 deep, has a
@@ -153,7 +153,7 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
 
 
 def _depth(text: bytes) -> int:
-    """Return the depth of the nested brackets, or 0 if there are too few brackets to exceed `_MOST_DEPTH`."""
+    """Return how deep brackets are nested, or 0 if there are too few brackets to exceed `_MOST_DEPTH`."""
     if text.count(b"[") + text.count(b"{") <= _MOST_DEPTH:
         return 0
     depth = deepest = 0
@@ -184,7 +184,7 @@ def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
 
 
 def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
-    """Return a value if it has a JSON type. Integers are valid as `float`; `true` and `false` are not numbers."""
+    """Return a value if its JSON type is `kind`. Integers are valid as `float`; `true` and `false` are not numbers."""
     kind = type(None) if kind is None else kind
     fits = type(value) is kind or (kind is float and type(value) is int)
     if kind is dict and fits and (other := [key for key in value if type(key) is not str]):
@@ -197,7 +197,7 @@ def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
 
 
 def _first_of(value: object, kinds: Sequence[Any], path: tuple[str, ...]) -> object:
-    """Return the value as the first type of a union that it fits. Otherwise raise the `Mismatch` that says most."""
+    """Convert a value to the first type of a union that it fits. Otherwise raise the most specific `Mismatch`."""
     reasons = []
     for kind in kinds:
         try:
@@ -262,8 +262,8 @@ def _plain_loader() -> Any:
 def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     """Return the number of values and the depth of a YAML node after its aliases are expanded.
 
-    They are computed before any value is built, because eight lines of aliases may expand to billions of values. Raise
-    `Mismatch` if it is too deep, has too many values, holds itself, or has a key twice.
+    Both are computed before any value is built, because eight lines of aliases may expand to billions of values. Raise
+    `Mismatch` if a node has too many values, holds itself or has a key twice, and `RecursionError` if it is too deep.
 
     Args:
         known: results of lists and mappings, by the id of their node; (0, 0) while a node is being measured.

@@ -12,8 +12,8 @@ from raytriever.core.errors import StorageError
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """Open a regular file for reading. Never wait, as for the writer of a pipe. Raise `OSError` if the path cannot be
-    opened, or is a folder."""
+    """Open a regular file for reading. Never wait, for example for the writer of a pipe. Raise `OSError` if the path
+    cannot be opened, or is a folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Size limits of the cache, marks of entries in use, and paths of results outside the cache.
 
-Each collection of the cache has a largest size. When an entry is added, the least recently used other entries are
-removed until the collection is small enough. An entry that a process has open is never removed: `hold` takes a shared
-lock of its folder, which ends with the process. Where folders cannot be locked, an entry is in use for a day.
+Each collection of the cache has a maximum size. When an entry is added, the least recently used other entries are
+removed until the collection is small enough. An entry that a process uses is never removed: `hold` takes a shared
+lock on its folder until the process ends. If folders cannot be locked, `hold` protects an entry for a day.
 
 `locations/` has the paths of embeddings that a command wrote outside the cache. Later commands reuse the embeddings
 while the inputs are unchanged."""
@@ -28,7 +28,7 @@ from raytriever.core.store.lock import InUseError, owner_of
 from raytriever.core.store.remote_folders import copy_of
 from raytriever.core.terminal import warn
 
-# Largest size of each collection in bytes. `pydocs` is the limit of all folders whose name begins with `pydocs`.
+# Maximum size of each collection in bytes. `pydocs` is the limit of all folders whose name begins with `pydocs`.
 BOUNDS = {"bm25": 20 * 10**9, "datasets": 50 * 10**9, "embeddings": 4 * 2**30, "merged": 20 * 10**9}
 BOUNDS |= {"negatives": 10 * 10**9, "pydocs": 10**9, "sources": 10 * 10**9, "vectors": 20 * 10**9}
 _DAY = 24 * 3600.0
@@ -68,11 +68,11 @@ def hold(path: Path, holder: object) -> None:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(holder, os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only while another process calls `is_held`, which is short
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only for the short `is_held` of another process
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a process has the entry open (`hold`)."""
+    """Return True if a process uses the entry (see `hold`)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -89,7 +89,7 @@ def is_held(path: Path) -> bool:
 
 
 def remove_entry(path: Path) -> bool:
-    """Remove an entry, unless a process is writing it or has it open. Return whether the entry was removed."""
+    """Remove an entry, unless a process is writing or using it. Return whether the entry was removed."""
     if owner_of(path) is not None:
         return False
     try:
@@ -107,7 +107,7 @@ def remove_entry(path: Path) -> bool:
 
 def keep_within_bound(entry: Path) -> None:
     """Remove the least recently used entries of the new entry's collection until its size is within the limit. The
-    entry is a directory of a collection, or one in a directory of it."""
+    entry is a directory in the folder of the collection, or in a subfolder of it."""
     entry = entry.parent if entry.parent.parent.name in BOUNDS else entry
     collection = entry.parent.name if entry.parent.name in BOUNDS else entry.name.partition("-")[0]
     siblings = entry.parent.iterdir() if entry.parent.name in BOUNDS else entry.parent.glob(f"{collection}*")

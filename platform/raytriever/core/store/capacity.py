@@ -21,8 +21,8 @@ def check_disk(path: Path | str, needed: int, content: str) -> None:
 
     Args:
         path: path of the content, which need not exist.
-        needed: bytes of the content.
-        content: what is written, in the plural, for the error message.
+        needed: size of the content in bytes.
+        content: what is written, as a plural noun for the error message.
     """
     folder = Path(os.path.abspath(path))
     while not folder.exists() and folder != folder.parent:
@@ -31,7 +31,7 @@ def check_disk(path: Path | str, needed: int, content: str) -> None:
     if free < needed:
         in_cache = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(cache_folder()))
         elsewhere = "run `raytriever cache prune`, or move the cache with RAYTRIEVER_CACHE"
-        what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"
+        what = f"{content} need {format_size(needed)}, but only {format_size(free)} is free"
         raise StorageError(what, str(path), elsewhere if in_cache else "free some space or write to another disk")
 
 
@@ -40,11 +40,11 @@ def check_memory(needed: int, content: str, remedy: str) -> None:
 
     Args:
         needed: bytes of the content.
-        content: what needs the memory, in the plural, for the error message.
+        content: what needs the memory, as a plural noun for the error message.
     """
     free = free_system_memory()
     if free < needed:
-        what = f"{content} need {format_size(needed)}, and {format_size(free)} is free"
+        what = f"{content} need {format_size(needed)}, but only {format_size(free)} is free"
         raise StorageError(what, "the memory", f"end other programs, or {remedy}")
 
 

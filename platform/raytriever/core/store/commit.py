@@ -3,8 +3,8 @@
 1. Write aside: into a hidden sibling on the same file system.
 2. fsync every file, then write `manifest.json` last: the `format`, each file's size and SHA-256, and the writer's
    `meta`.
-3. One rename puts the directory in its place; fsync of the parent makes that durable. A directory that is replaced is
-   renamed first. If the process dies between the two renames, the next command puts the new one in its place.
+3. One rename moves the directory to its final path; fsync of the parent makes that durable. A directory that is
+   replaced is renamed first. If the process dies between these two renames, the next command does the second one.
 
 What has no valid manifest does not exist."""
 
@@ -54,7 +54,7 @@ def committed_directory(
     entries: Mapping[str, FileEntry] | None = None,
 ) -> Iterator[Path]:
     """Yield a directory to write into. It appears at `path` as a whole, or not at all. Raise `StorageError` if `path`
-    exists and `replace` is false, or the disk is full or forbidden.
+    exists and `replace` is false, or the disk is full or may not be written.
 
     Args:
         path: final path of the directory; its parents are made.
@@ -62,7 +62,7 @@ def committed_directory(
         replace: replace an existing directory, which is moved back on failure.
         begun: one of the `leftovers` of `path`, to be continued; by default an empty directory is yielded.
         durable: whether the directory survives a crash of the machine. If not, a crash may leave wrong contents.
-        entries: entries of files that were hashed by the process that wrote them, or that are in the object store
+        entries: manifest entries of files that their writers have hashed, or that are in the object store
             already (`take_piece`); read when the block ends.
     """
     path = Path(os.path.abspath(path))
@@ -71,7 +71,7 @@ def committed_directory(
         if not replace:
             refuse_existing(path)
         make_folder(path.parent)
-        _sweep(path, begun)  # first, because the disk may be full
+        _sweep(path, begun)  # before writing, because the disk may be full
         aside = _hidden(path)
         lock = acquire(aside)
         try:
@@ -105,8 +105,8 @@ def one_writer(
 def write_atomically(path: Path | str, content: str | bytes | Iterable[str], durable: bool = True) -> None:
     """Write one file as a whole or not at all. It may replace a file, but never a pipe, a socket or a device.
 
-    Large content may be an iterable of texts. Then memory never holds all of it.
-    Without `durable`, the call does not wait for the disk. Then a crash of the machine may lose or empty the file.
+    Large content may be an iterable of texts; then memory never holds all texts at once.
+    Without `durable`, the call does not wait for the disk, so a crash of the machine may lose or empty the file.
     If the file's directory is not committed yet, its commit makes the file durable and uploads it."""
     path = Path(os.path.abspath(path))
     is_committed_later = ASIDE in str(path.parent)
@@ -139,8 +139,8 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
 def put_file(file: Path, work: Path, save: Callable[[Path], object], durable: bool = False) -> Path:
     """Write a file of a directory that is committed later, and return its path.
 
-    `save` writes the file in the folder `work`, which is not committed. The file is then renamed to `file`. Unless its
-    directory is hidden, it is uploaded before the rename, so that the lease does not upload it a second time."""
+    `save` writes the file in the folder `work`, which is not committed. The file is then renamed to `file`. The file is
+    uploaded before the rename, unless its directory is hidden; so the lease does not upload it a second time."""
     aside = work / f".{file.stem}{ASIDE}{secrets.token_hex(6)}{file.suffix}"
     save(aside)
     if durable:
@@ -164,7 +164,7 @@ def complete(path: Path) -> None:
 
 def remove(path: Path, *, whole: bool = False) -> None:
     """Remove a file or folder that a command has written, if it exists. With `whole`, raise an error if a file of
-    the folder cannot be removed. Otherwise leave such files."""
+    the folder cannot be removed. Without it, leave such files."""
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=not whole)
@@ -204,8 +204,8 @@ def check_names(path: Path) -> None:
 
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"format", "files": {name: {"size", "sha256"}}, "meta": {...}}`.
-    Raise `StorageError` if there is no manifest or one of another format, or a file it names is missing, damaged or
-    changed.
+    Raise `StorageError` if the manifest is missing or has another format, or if a file that it names is missing,
+    damaged or changed.
 
     Args:
         verify: True to compare every byte, False to compare names and sizes, None to read only the manifest.
@@ -217,7 +217,7 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
         manifest = read_json(path / MANIFEST, Manifest, remedy, format=FORMAT)
     except OSError as error:
         what = f"cannot read {MANIFEST} ({error.strerror})"
-        raise StorageError(what, str(path), "it was never completed; make it again") from error
+        raise StorageError(what, str(path), "if it was never completed, make it again") from error
     if verify is not None:
         check_files(path, manifest["files"])
     if verify:
@@ -230,14 +230,14 @@ def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
     remedy = "make the directory again"
     for name in files:
         if os.path.isabs(name) or ".." in name.split("/"):
-            raise StorageError(f"names {name!r}, which is outside of it", str(path / MANIFEST), remedy)
+            raise StorageError(f"names {name!r}, which is outside of its directory", str(path / MANIFEST), remedy)
     remote_folders.fetch(path, files)
     for name, entry in files.items():
         file = path / name
         if not file.is_file():
             raise StorageError("is missing, though the manifest names it", str(file), remedy)
         if (size := file.stat().st_size) != entry["size"]:
-            raise StorageError(f"is incomplete: {size} bytes of {entry['size']}", str(file), remedy)
+            raise StorageError(f"has {size} bytes instead of {entry['size']}", str(file), remedy)
 
 
 def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
@@ -253,7 +253,7 @@ def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:
 def refuse_existing(path: Path) -> None:
     """Raise `StorageError` if the path exists. Call it before the long work whose result would be written there."""
     if path.exists():
-        raise StorageError("is there already", where=str(path), remedy="give another path or remove it")
+        raise StorageError("already exists", where=str(path), remedy="give another path, or remove this one")
 
 
 def _hidden(path: Path) -> Path:
@@ -285,15 +285,15 @@ def entry_of(file: Path) -> FileEntry:
 
 def push_piece(folder: Path, path: Path, name: str) -> None:
     """Upload the files of a folder into a directory of an object store that another process will commit. That process
-    calls `take_piece` with the same name of the part."""
+    calls `take_piece` with the same `name`."""
     files = files_below(folder)
     remote_folders.push_piece(path, {file.name: file for file in files})
     object_stores.write_object(path / f".{name}", json.dumps({file.name: entry_of(file) for file in files}).encode())
 
 
 def take_piece(path: Path, name: str) -> dict[str, FileEntry] | None:
-    """Return the manifest entries of the files that another process uploaded with `push_piece`; None if not yet
-    done."""
+    """Return the manifest entries of the files that another process uploaded with `push_piece`; None if it has not yet
+    finished."""
     content = object_stores.read_object(path / f".{name}")
     remedy = "give the same command again"
     return None if content is None else parse_json(content.decode(), name, dict[str, FileEntry], remedy)
@@ -308,7 +308,7 @@ def _put(aside: Path, path: Path, replace: bool, durable: bool) -> None:
     except OSError as error:
         if old is not None:
             os.rename(old, path)
-        # Another process committed here meanwhile; POSIX renames onto an empty directory only.
+        # Another process has committed `path` meanwhile: POSIX cannot rename onto a directory that is not empty.
         elif error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             refuse_existing(path)
         raise
@@ -319,8 +319,8 @@ def _put(aside: Path, path: Path, replace: bool, durable: bool) -> None:
 
 
 def _restore(path: Path) -> None:
-    """Put the new directory in place if its writer was killed between the two renames: then `path` is missing, and the
-    new directory and the old one are whole."""
+    """Put the new directory in place if its writer was killed between the two renames: then `path` is missing, and
+    both the new and the old directory are complete."""
     if not path.exists():
         whole = [leftover / MANIFEST for leftover in leftovers(path) if (leftover / MANIFEST).exists()]
         if len(whole) > 1:

@@ -50,7 +50,7 @@ def check_writable(path: Path | str) -> None:
                     stream.flush()
                     os.fsync(stream.fileno())
             except OSError as error:
-                error.filename = None  # a temporary name, which the user does not know
+                error.filename = None  # it is a temporary name, which the user does not know
                 raise
     except OSError as error:
         raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error

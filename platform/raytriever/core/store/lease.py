@@ -2,10 +2,10 @@
 
     BUCKET/runs/.mine.lock/TOKEN    an object of each process that has the lease or asks for it
 
-1. A process writes its object, and then lists all objects. It has the lease if there is no other. A store lists every
-   object written before. So if two processes ask at once, at least one sees the other; it deletes its object and waits.
+1. A process writes its object, and then lists all objects. It has the lease if there is no other. The list has every
+   object that was written before. So if two ask at once, one or both see the other, delete their objects and wait.
 2. The holder writes its object again every `RENEW_SECONDS`. An object that is `STALE_SECONDS` old belongs to
-   a process that has ended, and is removed. Ages are computed from times of the store, never from clocks of hosts.
+   a process that has ended, and is removed. Ages are computed from the store's clock, never from clocks of hosts.
 3. A holder that was suspended for too long finds its object removed. It commits nothing more (`lock.check_owner`)."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Lease:
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:
         self._object, self._record = file / token, record
-        remote_folders.pull(path, owned=False)  # not owned: the store is newer, although this process holds the lock
+        remote_folders.pull(path, owned=False)  # although this process holds the lock, the store is newer
         self._changes = remote_folders.Changes(path)
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lease", daemon=True).start()
@@ -61,7 +61,7 @@ class Lease:
 
 
 def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool]) -> bytes | None:
-    """Ask once for the lease of a lock. Return None if this process now has it, or the record of the other process.
+    """Ask once for the lease of a lock. Return None if this process now has it, else the other process's record.
     `has_ended` returns True for the record of a process that is known to have ended."""
     object_stores.write_object(file / token, record)
     other = _other(file, token, has_ended)

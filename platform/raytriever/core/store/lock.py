@@ -1,13 +1,13 @@
 """One writer per path: an exclusive lock that ends with its process. Other commands can read who owns it.
 
-The lock of `runs/mine` is the file `runs/.mine.lock`, outside the directory, which `--fresh` and commits remove or
-rename. For a mount point, or if the parent may not be written, it is `.lock` inside. The owner removes it at the end.
+The lock of `runs/mine` is the file `runs/.mine.lock`, outside `runs/mine`, which `--fresh` and commits remove or
+rename. If `runs/mine` is a mount point, or `runs` read-only, it is `runs/mine/.lock`. The owner removes it at the end.
 
-1. The process whose `flock` succeeds has the lock. The kernel releases it when the process ends. On NFS, Linux turns it
-   into a lock of the server; this requires that the file is open for writing.
-2. Where the file system has no locks, the process that creates the file has the lock until the file is removed. If
+1. The process whose `flock` succeeds has the lock. The kernel releases it when the process ends. On NFS, Linux asks
+   the server for a lock instead; this requires that the file is open for writing.
+2. If the file system has no locks, the process that creates the file has the lock until the file is removed. If
    that process was killed, the error of the next command names the file, and the user removes it.
-3. For the copy of a folder of an object store, the process also needs the lease of the store (`lease`).
+3. To write a folder of an object store (through its local copy), the process also needs a lease (`lease`).
 4. The file holds a token. `check_owner` compares it before every commit. So a process that lost its lock, or a Ray
    worker whose driver was killed, does not overwrite its successor's work."""
 
@@ -44,7 +44,7 @@ from raytriever.core.store.lock_owner import (
 LOCK = ".lock"
 LOG_SECONDS, POLL_SECONDS = 10.0, 0.1
 LEASE_GRACE_SECONDS = 5.0  # if two processes ask for a lease at once, one gets it within this time
-GRACE_SECONDS = 0.5  # `owner_of` in another process holds the lock for an instant; do not refuse because of it
+GRACE_SECONDS = 0.5  # wait this long, because `owner_of` in another process holds the lock for an instant
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -55,7 +55,7 @@ class InUseError(StorageError):
 
 @dataclass(frozen=True)
 class LockClaim:
-    """Right to write under a directory while `file` contains the token, and while the lease of the token exists."""
+    """Right to write under a directory while `file` contains the token and, with `has_lease`, the lease exists."""
 
     directory: str
     file: str
@@ -159,20 +159,20 @@ def acquire(
     path: Path | str, *, wait: bool = False, log: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Lock:
     """Acquire the lock of a path. The path need not exist; its parents are made. Raise `InUseError` if another process
-    holds it, and `wait` is false. Raise `StorageError` if the lock file cannot be made. Users do not know lock files,
-    so the error names the path.
+    holds the lock and `wait` is false. Raise `StorageError` if the lock file cannot be made. This error names the
+    path, because users do not know lock files.
 
     Args:
         wait: whether to wait for another owner instead of raising an error. Ctrl-C ends the wait.
         log: function that gets a line when the wait begins, and then every ten seconds.
-        remedy: remedy for the error; by default the user should wait.
+        remedy: remedy of the `InUseError`; by default, that the user should wait.
     """
     if len(object_stores.inside(path) or ()) == 2:
         raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
     with disk_errors(path), object_stores.named(path, lock_file_of(path)):
         try:
             return _acquire(path, wait, log, remedy)
-        except FileNotFoundError as error:  # a file system without files on a disk, such as /proc
+        except FileNotFoundError as error:  # in a virtual file system, such as /proc
             raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
         except OSError as error:
             error.filename = None
@@ -247,9 +247,9 @@ def check_owner(path: Path | str) -> None:
         if file.exists():
             owner = read_owner(file)
             if owner.token not in (claim.token, ""):
-                raise InUseError(f"in use by {owner}, which took it over", str(path), "end this process")
+                raise InUseError(f"now in use by {owner}, which took it over", str(path), "end this process")
         elif claim.token not in _held and not object_stores.address_of(file):
-            raise InUseError("the command that this process worked for has ended", str(path), "give it again")
+            raise InUseError("the command that this process worked for has ended", str(path), "give the command again")
 
 
 def _try(path: Path | str) -> Lock | Owner:
@@ -264,7 +264,7 @@ def _try(path: Path | str) -> Lock | Owner:
         try:
             descriptor, is_new = os.open(file, flags), False
         except FileNotFoundError:
-            return UNKNOWN  # its owner has just removed it
+            return UNKNOWN  # the owner has just removed the file
     keep = False
     try:
         try:
@@ -322,12 +322,12 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 def _remedy(owner: Owner, path: Path | str, remedy: str | None) -> str:
     file = lock_file_of(path)
     if owner.kind == BY_FILE and has_ended_here(owner):
-        return f"it has ended there: remove {file}"
+        return f"that process has ended: remove {file}"
     words = "wait for it" if remedy is None else remedy
     if owner.kind == BY_FILE:
-        words += f"; if it has ended there, remove {file}"
+        words += f"; if that process has ended, remove {file}"
     elif owner == UNKNOWN:
-        words += f"; if no command writes it, remove {file}"
+        words += f"; if no command writes to this path, remove {file}"
     elif owner.host != socket.gethostname():
         words += f"; if host {owner.host} is gone, remove {file}"
     return words

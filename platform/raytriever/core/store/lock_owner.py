@@ -1,4 +1,4 @@
-"""Owner of a lock or a lease: the process that writes a path. The lock's file describes it for other commands."""
+"""Owner of a lock or a lease: the process that writes a path. The lock file describes it to other commands."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def record_of(owner: Owner) -> bytes:
 
 
 def read_owner(file: Path) -> Owner:
-    """Return the owner that the lock file names. Return an unknown one if it names none, as just after its creation."""
+    """Return the owner that the lock file names. Return `UNKNOWN` if it names none, as just after its creation."""
     try:
         return parsed_owner(file.read_bytes())
     except OSError:
@@ -73,7 +73,7 @@ def read_owner(file: Path) -> Owner:
 
 
 def parsed_owner(record: bytes) -> Owner:
-    """Return the owner that a record describes. Return an unknown one if the record is damaged."""
+    """Return the owner that a record describes. Return `UNKNOWN` if the record is damaged."""
     try:
         return Owner(**json.loads(record))  # noqa: TID251 - a broken record is an unknown owner
     except (ValueError, TypeError):

@@ -24,8 +24,8 @@ from raytriever.core.terminal import warn
 
 T = TypeVar("T")
 _log: Callable[[str], None] = warn
-_newest = 0  # see the function `newest`
-COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
+_newest = 0  # value of the function `newest`
+COPIES = "RAYTRIEVER_COPIES"  # folder of the local copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
 MANIFEST = "manifest.json"
 PATIENCE_SECONDS = 300.0  # for how long to retry a store that has answered before
@@ -38,7 +38,7 @@ _REFUSALS = re.compile(
     r"Could not create a OAuth2 access token",
     re.IGNORECASE,
 )
-# Errors that the server has sent, such as for a full bucket. So the connection itself works.
+# Errors that the server has sent, for example for a full bucket. They show that the connection works.
 _ANSWERS = re.compile(
     r"AWS Error (?!NETWORK_CONNECTION|REQUEST_TIMEOUT|UNKNOWN)|HTTP status (code: )?5\d\d", re.IGNORECASE
 )
@@ -49,13 +49,13 @@ _REFUSED = "check the name of the bucket, the credentials in the environment, an
 
 
 def log_to(log: Callable[[str], None]) -> None:
-    """Set the function that prints lines about stores that do not answer. A worker needs it: it has no terminal."""
+    """Set the function that prints lines about stores that do not answer. A worker needs it, having no terminal."""
     global _log
     _log = log
 
 
 def trust_stores() -> None:
-    """Retry every store for `PATIENCE_SECONDS` from the first request on: the driver of a worker has reached it."""
+    """Retry for `PATIENCE_SECONDS` already at the first request: the driver of this worker has reached the stores."""
     _answered.add("")
 
 
@@ -72,7 +72,7 @@ def copies_folder() -> Path:
 
 
 def address_of(path: Path | str) -> str | None:
-    """Return the URI whose copy a path is; None if it is no copy."""
+    """Return the URI for which a path of a local copy stands; None for any other path."""
     below = inside(path)
     if below is None or len(below) < 2:
         return None
@@ -82,7 +82,7 @@ def address_of(path: Path | str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Replace the paths of copies in a text by the URIs that the user knows."""
+    """Replace each path of a local copy in a text by its URI, which the user knows."""
     folder = f"{copies_folder()}{os.sep}"
     return text if folder not in text else re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
 
@@ -168,8 +168,8 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
 
 def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
     """Return the result of a request. Repeat the request while the store does not answer. Raise `StorageError` if the
-    store refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it never has), or the disk of the
-    copies fails.
+    store refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it has never answered), or if the
+    disk of the local copies fails.
 
     Args:
         uri: the bucket, for messages.
@@ -205,7 +205,7 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
                     + (": it continues" if is_known else ""),
                 ) from error
             if pause == 0.5:
-                problem = "answers with an error, as a full one does" if answers else "does not answer"
+                problem = "answers with an error, as a full store does" if answers else "does not answer"
                 _log(f"{uri}: the store {problem} ({reason}); trying again for {length}")
             check_interrupted()
             time.sleep(pause)

@@ -9,7 +9,7 @@ a path that is no copy.
    the object `.unfinished`, and every reader ignores it.
 2. `pull` makes a copy equal to the store, but leaves out large files of committed directories. `fetch` downloads them
    when their manifest is read. The modification time of a copied file is the time of its object.
-3. Other files, such as growing logs, are uploaded by `push_changes` of the writer, who has a lease (`lease`)."""
+3. Other files, such as growing logs, are uploaded by `push_changes` of the writing process, which has a lease."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ SMALL_BYTES = 1 << 20  # larger files of committed directories are copied only b
 CLOCK_ERROR_NS = 3_600_000_000_000  # largest expected difference between this machine's clock and the store's
 UNUSED_SECONDS = 7 * 86_400  # large files of a copy are removed if they were not read for this long
 IN_USE_SECONDS = 3_600  # files read within this time are kept even if the disk is full
-FULL_FRACTION = 0.9  # fraction in use from which a disk is treated as full
+FULL_FRACTION = 0.9  # a disk counts as full if at least this fraction is in use
 TRANSFERS = 8  # number of simultaneous uploads or downloads
 
 
 def copy_of(uri: str) -> str:
-    """Return the path of the copy of a URI, without copying anything. A path without a scheme is returned unchanged.
-    Raise `ConfigError` if it names no bucket of a store that can be written, or holds a secret."""
+    """Return the path of the local copy of a URI. Copy nothing. A path without a scheme is returned unchanged.
+    Raise `ConfigError` if the URI names no bucket of a known store, and `DataError` if it holds a secret."""
     if not is_uri(uri):
         return uri
     refuse_secrets(uri, "output")
@@ -70,8 +70,8 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
 
     Args:
         path: path of the copy; the file or folder may be missing in the store.
-        owned: True if a process of this machine is writing the folder. The copy is then newer than the store, and only
-            directories that other machines have committed are added. None to decide by each folder's local lock.
+        owned: True if a process of this machine is writing the folder. The copy is then newer than the store; only
+            directories that other machines have committed are downloaded. None to decide by each folder's local lock.
     """
     if object_stores.inside(path) is None:
         return
@@ -100,8 +100,8 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
 
 
 def fetch(path: Path, names: Iterable[str]) -> None:
-    """Copy files of a committed directory that are missing on this machine; raises `StorageError`. The time of the
-    directory is that of its last use, for `remove_unused`."""
+    """Download those of the files of a committed directory that are missing here; raises `StorageError`. Set the
+    modification time of the directory to now: for `remove_unused` it is the time of the last use."""
     if object_stores.inside(path) is None:
         return
     with suppress(OSError):
@@ -119,7 +119,7 @@ def fetch(path: Path, names: Iterable[str]) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the large files of copies that were not used for `UNUSED_SECONDS`. `fetch` can download them again.
+    """Remove the large files of local copies that were not used for `UNUSED_SECONDS`. `fetch` can download them again.
 
     If the disk is full to `FULL_FRACTION`, remove more of them, the least recently used first. A process that has
     opened a file can still read it. Folders that a process of this machine is writing are skipped."""
@@ -152,7 +152,7 @@ def push(path: Path, name: Path | None = None) -> None:
         return
     names = sorted(Path(here, name).relative_to(path).as_posix() for here, _, files in os.walk(path) for name in files)
     kept = {*names, UNFINISHED}
-    if MANIFEST in names:  # other machines may have uploaded some files of the manifest
+    if MANIFEST in names:  # other machines may have uploaded files that the manifest names
         kept |= read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"].keys()
     object_stores.write_object(path / UNFINISHED, b"")
     before = object_stores.listing(path)
@@ -192,8 +192,8 @@ def delete(path: Path | str) -> None:
 
 
 class Changes:
-    """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded. The
-    folder was just pulled, or is new."""
+    """The files of a copy that are in no committed directory, such as logs, and the state in which each was uploaded.
+    Make this object when the folder was just pulled, or is new."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -237,9 +237,9 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
 
 
 def _upload(file: Path, before: tuple[int, int] | None = None, name: Path | None = None) -> tuple[int, int]:
-    """Upload a file, unless it has the size and time `before` of its object. Set its time to that of the new object.
-    Return the size and the time of the uploaded version; the file's own differ if it has changed since. `name` is the
-    path to whose object the file is uploaded, by default its own."""
+    """Upload a file, unless its size and time equal `before`. Set its time to that of the new object. Return the size
+    and time of the uploaded version, even if the file has changed meanwhile. `name` is the path whose object is
+    written, by default the file's own path."""
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):
         return before
@@ -283,7 +283,7 @@ def _is_copied(file: Path, size: int, modified: int) -> bool:
 
 def _set_time(file: Path, modified: int, name: str) -> None:
     """Set the time of a copy to that of its object, unless the object is small and may change again in the same
-    second. The newest time of any object shows that this second is over, because this machine's clock may be wrong."""
+    second. Because this machine's clock may be wrong, the newest time of any object shows that the second is over."""
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
     is_over = object_stores.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
     if is_large or is_over:

@@ -30,11 +30,11 @@ T = TypeVar("T")
 class Pieces:
     """Committed pieces of an unfinished result."""
 
-    folder: Path | None  # folder of the parts, made with the first one; None to keep none
+    folder: Path | None  # folder of the pieces, made with the first piece; None to keep no pieces
     # Digest of everything that determines a piece; empty if the name of the folder or piece contains this digest.
     key: str = ""
-    # Name of the work, such as "a search", if it can go on without pieces. If a piece cannot be written, a warning is
-    # printed, and no further piece is written. By default, an error is raised.
+    # Name of the work, such as "a search", for work that can go on without pieces: if a piece cannot be written, a
+    # warning is printed, and no further piece is written. If this is empty, an error is raised.
     optional: str = ""
     # Function that returns the manifest of a piece, or raises `StorageError` if its files are damaged.
     check: Callable[[Path], Manifest] = read_manifest
@@ -56,7 +56,7 @@ class Pieces:
         self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
     ) -> None:
         """Commit a piece. It replaces an earlier piece with the same name. Raise `StorageError` if the piece cannot be
-        written, and the pieces are not optional.
+        written, and `optional` is empty.
 
         Args:
             save: function that writes the files of the piece into a directory.
@@ -70,13 +70,13 @@ class Pieces:
             meta["key"] = self.key
         try:
             if size:
-                check_disk(self.folder, size, f"copies of {self.optional} that is not finished")
+                check_disk(self.folder, size, f"the pieces of {self.optional}")
             with committed_directory(self.folder / name, meta, replace=True, durable=self.durable) as path:
                 save(path)
         except StorageError as error:
             if not self.optional:
                 raise
-            warn(f"if {self.optional} is stopped, it starts again, because its pieces cannot be written: {error}")
+            warn(f"if {self.optional} is stopped, it starts over, because its pieces cannot be written: {error}")
             self.folder = None
 
     def missing(self, names: Iterable[str]) -> list[str]:
@@ -84,7 +84,7 @@ class Pieces:
         return [name for name in names if self.read(name, lambda path, meta: True) is None]
 
     def remove(self) -> None:
-        """Remove all pieces, once the result is complete."""
+        """Remove all pieces. Call this when the result is complete."""
         if self.folder is not None:
             remove(self.folder)
 
@@ -112,13 +112,13 @@ def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], o
     def damage() -> str | None:
         try:
             check(entry)
-        except StorageError as error:  # return text: its traceback would keep the callers' tensors
+        except StorageError as error:  # return only its text: its traceback would keep the callers' tensors
             return f"{error.where}: {error.what}"
         return None
 
     if damage() is not None:
         with one_writer(entry, wait=True, log=warn):
-            if (reason := damage()) is not None:  # make it, unless another command has done so while this one waited
+            if (reason := damage()) is not None:  # no other command has made it while this one waited
                 if entry.exists():
                     warn(f"{reason}; making it again")
                 make()
@@ -129,7 +129,7 @@ def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], o
 class Attempts:
     """Context manager that counts the attempts of this process at the pieces of a job.
 
-    A process that dies leaves the files of the pieces that it had begun. An exception removes these files."""
+    A process that dies leaves the files of the pieces that it had begun. An exception in the block removes them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -142,7 +142,7 @@ class Attempts:
         with suppress(OSError, ValueError):
             deaths = int(file.read_text())
         self._begun.add(name)
-        # Needs no fsync: a process dies, not the machine. Needs a rename: a process may die while it writes the file.
+        # No fsync is needed: a process dies, not the machine. A rename is needed: the process may die during the write.
         temporary = file.with_suffix(".aside")
         temporary.write_text(str(deaths + 1))
         temporary.replace(file)

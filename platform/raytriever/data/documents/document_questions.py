@@ -1,4 +1,4 @@
-"""Questions whose answer is in a file of the folder, or in a passage of the file.
+"""Questions that a file of the folder answers, or a passage of this file.
 
 1. Each row names its file by path, by the end of the path, by a name that only one file has, or by the id of a passage.
 2. After a file has been divided into passages, its questions are matched to passages: by the anchor or heading of a
@@ -46,12 +46,12 @@ IS_ANSWERABLE = Role(ANSWERABLE, (ANSWERABLE,), optional=True)
 SPLIT = Role("split", ("split",), optional=True)
 ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID, IS_ANSWERABLE, SPLIT)
 NO_FILE = "none"  # value of the column `file` if no file answers the question
-_REMEDY = f"name them, such as {setting('columns')} question=COLUMN,file=COLUMN"
+_REMEDY = f"name the columns, such as {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r":\d+$")
-_GRAM = 8  # characters of the n-grams by which an answer is compared with passages
-_WHOLE, _PART = 0.8, 0.3  # minimum fraction of an answer: in all passages together, and in each of them
-_SURE = 12  # from this length on, an answer may begin or end within a word of the passage
+_GRAM = 8  # number of characters of the n-grams by which an answer is compared with passages
+_WHOLE, _PART = 0.8, 0.3  # minimum fraction of an answer's n-grams in all passages together, and in each positive
+_SURE = 12  # minimum characters of an answer that may begin or end within a word of the passage
 
 # Limits of the search for a similar name, because comparing one name with all paths takes up to 0.1 s.
 _MOST_HINTS, _MOST_PATHS = 20, 5_000
@@ -59,8 +59,8 @@ _MOST_HINTS, _MOST_PATHS = 20, 5_000
 
 @dataclass(frozen=True)
 class Question:
-    """Question of a row; file, answer, anchor and split are empty if the row has none. `where` is the file of the row.
-    `is_answerable` is False if the folder has no answer."""
+    """Question of a row; file, answer, anchor and split are empty if the row names none. `where` is the file with the
+    row. `is_answerable` is False if the folder has no answer."""
 
     where: str
     line: int
@@ -75,12 +75,12 @@ class Question:
 
 class Questions:
     """Questions of a CSV, TSV or JSONL file, by the document that answers them. Raise `DataError` if a file is broken
-    or empty, a column is missing, or a question is in both files.
+    or empty, a column is missing, or a question is also in the file `test`.
 
     Args:
         columns: value of `--columns`, or empty to recognize all columns.
         paths: files of the folder that can be read, relative to it.
-        test: path of a second file, whose questions are all test; empty for none.
+        test: path of a second file, whose questions all belong to test; empty for none.
     """
 
     def __init__(self, where: str, columns: str, paths: Sequence[str], root: str, test: str = "") -> None:
@@ -142,7 +142,7 @@ class Questions:
         self.by_file[file].append(replace(question, anchor=question.anchor or anchor))
 
     def groups(self) -> Iterator[list[str]]:
-        """Yield, for each question whose row names no split, the files that answer it."""
+        """Yield the files that answer a question, for each question without a named split."""
         files: dict[str, list[str]] = defaultdict(list)
         for file, questions in self.by_file.items():
             for question in questions:
@@ -151,8 +151,8 @@ class Questions:
         yield from files.values()
 
     def named_splits(self) -> dict[str, str]:
-        """Return, by file, the split in the column `split` of its questions. If they have several splits, return the
-        first in the order train, dev, test."""
+        """Return, by file, the split that the column `split` names for its questions. If it names several for a file,
+        return the first in the order train, dev, test."""
         splits: dict[str, str] = {}
         for file, questions in self.by_file.items():
             named = {question.split for question in questions if question.where != self._test and question.split}
@@ -161,7 +161,7 @@ class Questions:
         return splits
 
     def match(self, file: str, passages: Sequence[Passage]) -> list[tuple[Question, list[str]]]:
-        """Return the questions of a file, each with the ids of the passages that answer it. Others are bad rows."""
+        """Return the questions of a file, each with the ids of its passages. Questions without one are bad rows."""
         matched = []
         for question in self.by_file.get(file, ()):
             try:
@@ -247,7 +247,7 @@ def _entry(where: str, line: int, reason: str, row: Any) -> dict[str, Any]:
 
 
 class _Files:
-    """Index of the files of the folder by the names that people may use. Case and encoding of accents are ignored."""
+    """Index of the folder's files by the names that users may write. Case and encoding of accents are ignored."""
 
     def __init__(self, paths: Sequence[str], root: str) -> None:
         self._paths, self._root = frozenset(paths), root.rstrip("/")
@@ -259,10 +259,10 @@ class _Files:
                 self._ends["/".join(parts[index:])].append(path)
 
     def resolve(self, name: str) -> tuple[str, str]:
-        """Return the path and the anchor that a name means; raises `BadRow` with similar names for an unknown name."""
+        """Return the path and the anchor that a name means; raises `BadRow`, with similar names, if none fits."""
         before, _, anchor = name.rpartition("#")
         named = [(name, ""), (before, anchor)] if before else [(name, "")]
-        if match := _NUMBER.search(name):  # the id of a passage that is before the first heading
+        if match := _NUMBER.search(name):  # `name` is the id of a passage before the first heading
             named.append((name[: match.start()], match[0]))
         # Ids of passages escape some characters of the path and of the anchor.
         for file, section in [*named, *((unquote(file), section) for file, section in named)]:
@@ -284,7 +284,7 @@ class _Files:
         return paths[0] if paths else None
 
     def _refuse(self, name: str) -> str:
-        moved = self._ends.get(_alike(name.rpartition("/")[2]), [])  # files of this name in other folders
+        moved = self._ends.get(_alike(name.rpartition("/")[2]), [])  # files of the same name in other folders
         hint = did_you_mean(name, moved or self._paths) if self._hints > 0 else ""
         self._hints -= 1
         raise BadRow(f"no file {name!r} was read" + (f"; {hint}" if hint.startswith("did") else ""))
@@ -311,12 +311,12 @@ def _matching(question: Question, file: str, passages: Sequence[Passage]) -> lis
 
 
 def _parts(answer: str, texts: Sequence[str], file: str) -> list[bool]:
-    """Return which passages contain a part of an answer that is spread over several passages; raises `BadRow`."""
+    """Return which passages contain a part of an answer that spans several; raises `BadRow` if too little is found."""
     grams = {answer[start : start + _GRAM] for start in range(len(answer) - _GRAM + 1)}
     shared = [{gram for gram in grams if gram in text} for text in texts]
     together = len(set().union(*shared)) / len(grams) if grams else 0.0
     if together < _WHOLE:
-        fraction = f" ({together:.0%} of it is)" if together else ""
+        fraction = f" (only {together:.0%} of it is there)" if together else ""
         raise BadRow(f"the text of the answer is not in {file}{fraction}")
     return [len(part) >= _PART * len(grams) for part in shared]
 

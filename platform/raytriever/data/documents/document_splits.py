@@ -3,8 +3,8 @@
 Documents that answer the same question form a group, and all documents of a group get the same split. Groups are
 assigned in the order of a hash of seed and path, until test and dev have their fractions of the questions.
 
-A new import replaces an earlier one in its output folder, but files and questions of that one keep their splits. A new
-file joins the split of the earlier questions that it answers, or of the files with which it shares a question. A
+A new import replaces an earlier one in its output folder, but files and questions of the earlier one keep their splits.
+A new file joins the split of the earlier questions that it answers, or of the files with which it shares a question. A
 question that would then be in two splits is left out."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class EarlierImport:
         """Return the import at `output`; None if the path does not exist.
 
         Raises:
-            StorageError: the path is not an import, or the import is damaged, was changed, or has further files.
+            StorageError: the path is not an import, or the import is damaged, was changed, or has other files too.
         """
         if not output.exists():
             return None
@@ -83,14 +83,14 @@ class EarlierImport:
         return cls(output, manifest["meta"]["seed"], {row["file"]: row["split"] for row in rows}, questions)
 
     def check(self, where: str, paths: Sequence[str], seed: int, has_questions: bool) -> None:
-        """Check that a new import, of the files `paths` of the folder `where`, may replace this one.
+        """Check that a new import (of the files `paths` of the folder `where`) may replace this one.
 
         Raises:
             ConfigError: the seed differs, no file is in both imports, or the questions are missing.
         """
         if seed != self.seed:
             remedy = f"give {setting('seed', str(self.seed))}, or another {setting('output')}"
-            what = f"is {seed}, but {self.folder} was divided with {self.seed}"
+            what = f"is {seed}, but {self.folder} was divided into splits with {self.seed}"
             raise ConfigError(what, setting("seed"), remedy)
         if self.questions and not has_questions:
             remedy = f"give {setting('questions')}, or another {setting('output')}"
@@ -100,7 +100,7 @@ class EarlierImport:
             raise ConfigError(what, str(self.folder), f"import its folder, or {_REMEDY}")
 
     def splits_of(self, questions: Questions | None) -> dict[str, str]:
-        """Return, by path, the splits of earlier files and of new files that answer an earlier question."""
+        """Return, by path, the splits of earlier files, and of new files that answer a question from before."""
         splits = dict(self.files)
         for path, of_file in questions.by_file.items() if questions else ():
             for question in of_file:
@@ -109,7 +109,7 @@ class EarlierImport:
         return splits
 
     def refuse_divided(self, questions: Questions, splits: Mapping[str, str]) -> None:
-        """Make a question a bad row if the files that answer it are in several splits, or not in its earlier split."""
+        """Make a question a bad row if its files are in several splits, or not in the question's earlier split."""
         there: dict[str, set[str]] = defaultdict(set)
         for path, of_file in questions.by_file.items():
             for question in of_file:
@@ -129,7 +129,7 @@ def _lines(file: Path) -> list[bytes]:
     return [line for line in file.read_bytes().split(b"\n") if line]
 
 
-_FRACTION = 0.1  # of the documents that answer no question, the fraction in test, and the fraction in dev
+_FRACTION = 0.1  # default fraction of the documents without questions that are test, and that are dev
 
 
 def split_import(
@@ -140,7 +140,7 @@ def split_import(
     earlier: EarlierImport | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the split of each document by its path, and of each question without an answer by its id. Documents and
-    questions of an earlier import keep their splits. A question that is then in two splits is a bad row."""
+    questions of an earlier import keep their splits. A question that would then be in two splits is a bad row."""
     known = earlier.splits_of(questions) if earlier else {}
     if questions is None:
         return assign_splits(paths, seed, (), fractions, known) | known, {}
@@ -175,8 +175,8 @@ def assign_splits(
 
     Returns:
         Splits by path. First, a split gets groups that fit. Then it gets one group that is too large, if this brings it
-        nearer to its wanted number of questions. The last group is left to train, if train has a fraction. The split of
-        a document without questions depends only on its hash, so further documents never change it.
+        nearer to its target number of questions. If train has a fraction, it gets at least one group. The split of
+        a document without questions depends only on its own hash, so adding documents never changes it.
     """
     fractions, known = fractions or Fractions(), known or {}
     ordered, groups = list(paths), list(groups)
@@ -193,7 +193,7 @@ def assign_splits(
     have = Counter({split: sum(questions[first] for first in splits if splits[first] == split) for split in SPLITS})
     waiting = sorted((path for path in questions if path not in splits), key=lambda path: hash_of(path, seed))
     for split, size in zip((TEST, DEV), fractions.sizes(len(groups), total), strict=True):
-        for most in (1, 2):  # first the groups that fit; then one that is too large, if the number is then nearer
+        for most in (1, 2):  # first groups that fit; then a larger one, if this brings the split nearer to `size`
             for first in list(waiting):
                 missing = size - have[split]
                 if missing <= 0 or (fractions.has_train and len(waiting) == 1 and not have[TRAIN]):
@@ -209,7 +209,7 @@ def assign_splits(
 
 
 def _groups_of(paths: Iterable[str], groups: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return, for each document, the first path of its group in alphabetical order."""
+    """Return, for each document, the alphabetically first path of its group."""
     names = sorted(set(paths))
     number = {path: index for index, path in enumerate(names)}
     pairs = np.array([(number[group[0]], number[path]) for group in groups for path in group], np.int64).reshape(-1, 2)

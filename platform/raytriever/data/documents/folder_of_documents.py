@@ -1,6 +1,6 @@
-"""Documents of a folder or URI: the readable files, and the names that are left out, each with the reason.
+"""Documents of a folder or URI: the readable files, and the skipped names, each with the reason.
 
-Hidden names and folders that site generators write are left out. A symbolic link is followed only if its
+Hidden names, and folders of site generators, are skipped. A symbolic link is followed only if its
 target is in the folder, because an archive from somebody else must not turn private files into passages."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _OF_GENERATORS = {
 
 @dataclass
 class DocumentFolder:
-    """Files of a folder, sorted by path, and the names that are left out, each with the reason. `where` is the absolute
-    path or URI of the folder."""
+    """Files of a folder, sorted by path, and `left_out`, the skipped names, each with the reason. `where` is the
+    absolute path or URI of the folder."""
 
     where: str
     files: list[SourceFile] = field(default_factory=list)
@@ -59,7 +59,7 @@ class DocumentFolder:
         return found
 
     def _walk(self, folder: Path, below: str, above: tuple[str, ...]) -> None:
-        """Add the files of a folder. `above` has the real paths of the imported folder, ..., its parent and itself."""
+        """Add the files of a folder. `above` has the real paths of the folders that contain it, and its own."""
         for name in sorted(os.listdir(folder)):
             path, relative = folder / name, below + name
             real = os.path.realpath(path)
@@ -81,7 +81,7 @@ class DocumentFolder:
         if kind := OTHER_KINDS.get(ending_of(file.path)):
             saved = SAVED_AS.get(ending_of(file.path))
             remedy = f"save it as {saved}" if saved else "convert it to Markdown, for example with pandoc"
-            self.left_out[file.path] = f"is {kind}, which is not read; {remedy}"
+            self.left_out[file.path] = f"is {kind}, which cannot be read; {remedy}"
         self.files.append(file)
 
 
@@ -97,4 +97,4 @@ def _reason_of_name(name: str) -> str:
         return "is hidden; rename it, or import it by itself"
     if name.startswith("~$"):
         return "is a lock file of Office; close the document"
-    return "is a site generator's; rename it, or import it by itself" if name in _OF_GENERATORS else ""
+    return "belongs to a site generator; rename it, or import it by itself" if name in _OF_GENERATORS else ""

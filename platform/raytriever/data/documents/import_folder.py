@@ -1,8 +1,8 @@
 """Import of a folder. Each file is read once, divided into passages and written, so memory holds at most one file.
 
 The same folder, questions, settings and seed give the same bytes. The output folder has the BEIR layout, which every
-command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers, belong to
-one split. An earlier import is replaced, and its splits are kept (`document_splits`)."""
+command reads. It appears as a whole, or not at all. All passages of a document, and all questions that it answers,
+belong to one split. An earlier import is replaced, and its splits are kept (`document_splits`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from raytriever.models.tokenization import Template, content_tokenizer_json, loa
 
 _LOG_SECONDS = 10
 _EXAMPLES = 3
-_OVERLAP = 8  # by default a passage repeats one eighth of the one before it
+_OVERLAP = 8  # by default, a passage repeats this part of its maximum tokens from the previous passage: 1 / 8
 
 
 def import_folder(
@@ -112,13 +112,13 @@ class _Import:
         if not self._summary.files:
             skipped = self._summary.skipped.items()
             path, reason = next((path, reason) for path, reason in skipped if kinds.kind_of_document(path))
-            what = f"none of its {len(files):,} files has text that can be read; {path} {reason}"
+            what = f"none of the {len(files):,} files has text that can be read; {path} {reason}"
             raise DataError(what, str(files[0].where))
 
     def _documents(
         self, files: Sequence[SourceFile], log: Callable[[str], None]
     ) -> Iterator[tuple[str, ParsedDocument, list[Passage]]]:
-        """Yield the path, content and passages of each document that has some. Record the others with the reason."""
+        """Yield path, content and passages of each document with passages. Record the others with the reason."""
         last = time.monotonic()
         with DocumentReader() as reader:
             for number, file in enumerate(files):
@@ -149,7 +149,7 @@ class _Import:
         summary.examples = [passage for *_, passage in self._nearest]
 
     def _note_copy(self, path: str, document: ParsedDocument) -> None:
-        """Record a file if its headings and text equal an earlier file's. Titles are ignored: some are file names."""
+        """Record a file whose headings and text equal an earlier file's. Ignore titles, as some are file names."""
         texts = [text for section in document.sections for text in (*section.headings, section.text)]
         first = self._texts.setdefault(key_of(*texts), path)
         if first != path:
@@ -209,7 +209,7 @@ def _readable(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
 
 
 def _chunker(config: ImportConfig, model: ModelConfig) -> Chunker:
-    """Return the chunker for an encoder. Its passages, with special tokens and prompt, fit the encoder."""
+    """Return a chunker whose passages, with special tokens and prompt, fit the encoder of `model`."""
     files = read_files(model)
     description = describe(files, model)
     tokenizer = load_tokenizer(files.sides["passage"].transformer)

@@ -15,7 +15,7 @@ from raytriever.data.documents.document_questions import NO_FILE, Questions
 from raytriever.data.documents.passage_chunking import Passage
 from raytriever.data.formats.train_dev_test import SPLITS, Fractions, few_questions, fractions_of
 
-_SHOWN = 10  # maximum number of entries that are printed of a list
+_SHOWN = 10  # maximum number of entries of a list that are printed
 _CHARACTERS = 160  # maximum length of an example; longer texts are cut
 
 
@@ -25,16 +25,16 @@ class ImportSummary:
 
     path: Path  # the folder that was written
     files: Counter[str] = field(default_factory=Counter)  # number of files that were read, by kind
-    # For each kind, the number of passages by their number of tokens.
+    # For each kind of file: how many passages there are, by their number of tokens.
     lengths: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     # `documents`, `passages`: number of files and number of passages, by split.
     documents: Counter[str] = field(default_factory=Counter)
     passages: Counter[str] = field(default_factory=Counter)
-    # Documents that were not read, and names that were left out, each with the reason.
+    # Documents that could not be read, and skipped names, each with the reason.
     skipped: dict[str, str] = field(default_factory=dict)
     # Number of files that are not documents, by the ending of their names.
     others: Counter[str] = field(default_factory=Counter)
-    # Some passages to show. For the same folder they are always the same.
+    # Some passages to print. The same folder always gives the same ones.
     examples: list[Passage] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)  # files with the same text as another file
     questions: Questions | None = None  # the questions that were read; None without a file of questions
@@ -55,7 +55,7 @@ def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> I
     yield from _listed("files or folders skipped", [f"{path}: {reason}" for path, reason in summary.skipped.items()])
     if summary.others:
         endings = ", ".join(f"{ending} ({count:,})" for ending, count in summary.others.most_common(_SHOWN))
-        yield f"\nFiles that are no documents: {one_line(endings)}"
+        yield f"\nFiles that are not documents: {one_line(endings)}"
     yield from _listed("files with the text of another file (remove one of them)", summary.repeated)
     yield "\nExamples:"
     for passage in summary.examples:
@@ -106,7 +106,7 @@ def _questions(summary: ImportSummary, fractions: Fractions) -> Iterator[str]:
             f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
             f"answer a question, write `{NO_FILE}` as its file."
         )
-    # After an earlier import, advice about fractions is useless: the questions keep their splits.
+    # Fractions do not change the splits of an earlier import, so do not suggest them.
     if (
         not summary.replaces
         and summary.judged

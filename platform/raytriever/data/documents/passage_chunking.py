@@ -1,9 +1,9 @@
 """Passages of a document: windows of tokens in each section, cut at the end of a paragraph or a sentence.
 
-The title of a passage consists of the document's title and the headings above the passage, so it shows the context.
+The title of a passage consists of the document's title and the headings above the passage, to give its context.
 Title and text together fit the encoder. A passage that begins within a table repeats the table's header.
 
-The id consists of the path and the section's anchor. From the second passage of a section on, it ends in a number:
+The id consists of the path and the section's anchor. For all but the first passage of a section, it ends in a number:
 `guide/setup.md#install`, `guide/setup.md#install:2`."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from raytriever.core.reading.documents.sections import ParsedDocument, Section, 
 
 _ENDS = (re.compile(r"\n\s*\n"), re.compile(r"[.!?][\"'”’)\]]*\s+|[。！？]"), re.compile(r"\s+"))
 _BEGINS = _ENDS[1:]
-# Maximum length of a tokenized piece of a section: a tokenizer needs about a hundred times the memory of its text.
+# Maximum characters of a piece of a section: to tokenize a text, about a hundred times its memory is needed.
 _MOST_CHARACTERS = 100_000
-# Tokens in reserve: a passage may have a few more than its window, as its first word lost the space before it.
+# Reserved tokens: a passage may have a few more than its window, because its first word lost the space before it.
 _RESERVE = 2
 _FRACTION_OF_TITLE = 4  # a title has at most a quarter of a passage's tokens
 _UNSAFE = re.compile(r"[\s%#:\x00-\x1f\x7f]")
@@ -40,10 +40,10 @@ class Passage:
 
 
 class Chunker:
-    """Divider of documents into passages of at most `tokens` tokens, including the title.
+    """Tool that divides documents into passages of at most `tokens` tokens, including the title.
 
     The tokenizer is passed in serialized form. A passage repeats `overlap` tokens of the passage before it. Raise
-    `ConfigError` if the overlap is not below half of the tokens that are left for the text."""
+    `ConfigError` if `overlap` is half or more of the tokens that the title leaves for the text."""
 
     def __init__(self, tokenizer: str, tokens: int, overlap: int) -> None:
         from tokenizers import Tokenizer
@@ -87,7 +87,7 @@ class Chunker:
             if len(offsets) - first <= size:
                 last, end = len(offsets), len(text)
             else:
-                # Take the latest end of a paragraph, sentence or word in the second half of the window.
+                # Take the last end of a paragraph (else sentence, else word) in the second half of the window.
                 end = _end(text, offsets[first + size // 2][0], offsets[first + size][0])
                 last = _token_from(offsets, end, first)
             if window := text[begin:end].strip():
@@ -96,10 +96,10 @@ class Chunker:
                 return
             begin = end
             if self.overlap:
-                # In a table the overlap consists of whole rows.
+                # Within a table, the overlap consists of whole rows.
                 patterns = _ENDS[:1] if _table_at(tables, end) else _BEGINS
                 begin = _begin(text, offsets[max(first + 1, last - self.overlap)][0], end, patterns)
-            first = max(first + 1, _token_from(offsets, begin, first))  # tokens of one character have equal offsets
+            first = max(first + 1, _token_from(offsets, begin, first))  # a character's tokens have equal offsets
 
     def _header(self, tables: Sequence[TableRows], position: int, most: int) -> tuple[str, int]:
         table = _table_at(tables, position)
@@ -121,7 +121,7 @@ class Chunker:
 
 def passage_id(path: str, anchor: str, number: int = 1) -> str:
     """Return the id of a passage of a section; white space, `%`, `#` and `:` in path and anchor are escaped. Ids have
-    no white space, because TREC files separate columns by it. Two passages never have the same id."""
+    no white space, because white space separates the columns of TREC files. Two passages never have the same id."""
 
     def escaped(text: str) -> str:
         return _UNSAFE.sub(lambda match: quote(match[0], safe=""), text)
@@ -131,8 +131,8 @@ def passage_id(path: str, anchor: str, number: int = 1) -> str:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, int]]:
-    """Yield pieces of a text, each with the position of its first character. A piece is small enough to tokenize, and
-    ends with a paragraph or a sentence, if possible."""
+    """Yield pieces of a text, each with the position of its first character. A piece is small enough to tokenize. If
+    possible, it ends with a paragraph or a sentence."""
     start = 0
     while len(text) - start > _MOST_CHARACTERS:
         end = _end(text, start + _MOST_CHARACTERS // 2, start + _MOST_CHARACTERS)
@@ -146,7 +146,7 @@ def _table_at(tables: Sequence[TableRows], position: int) -> TableRows | None:
 
 
 def _end(text: str, first: int, last: int) -> int:
-    """Return the last end of a paragraph in a range. If there is none: of a sentence, of a word, or of the range."""
+    """Return the last end of a paragraph in a range; else of a sentence; else of a word; else the end of the range."""
     for pattern in _ENDS:
         ends = [match.end() for match in pattern.finditer(text, first, last)]
         if ends:
@@ -155,7 +155,7 @@ def _end(text: str, first: int, last: int) -> int:
 
 
 def _begin(text: str, first: int, last: int, patterns: Sequence[re.Pattern[str]]) -> int:
-    """Return the end of the first match in a range, for the first pattern with a match; else the end of the range."""
+    """Return where the first match of the first matching pattern ends in a range; else the end of the range."""
     for pattern in patterns:
         match = pattern.search(text, first, last)
         if match is not None and match.end() < last:
@@ -164,7 +164,7 @@ def _begin(text: str, first: int, last: int, patterns: Sequence[re.Pattern[str]]
 
 
 def _token_from(offsets: list[tuple[int, int]], position: int, first: int) -> int:
-    """Return the index of the first token from `first` on that begins at a position or after it."""
+    """Return the index of the first token, at least `first`, that begins at or after a position."""
     from bisect import bisect_left
 
     return bisect_left(offsets, (position, 0), first)

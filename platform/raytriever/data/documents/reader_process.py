@@ -1,4 +1,4 @@
-"""Reader of documents in a separate process. So no file can stop an import or fill the machine's memory."""
+"""Reader of documents in a separate process. So no file can stop an import or exhaust the machine's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raytriever.core.store.capacity import format_size
 from raytriever.data.data_sources import SourceFile, open_stream
 
 _MEMORY = 1_000_000_000  # limit of the process in bytes
-# Limits of CPU time in seconds: for a file, and for each MB of it. A PDF page of 20 kB takes 0.1 s; HTML and
+# Limits of CPU time in seconds: a constant, and more for each MB of the file. A PDF page of 20 kB takes 0.1 s; HTML and
 # Markdown take 0.7 s for each MB. Hostile files can contain work for days.
 _SECONDS = dict.fromkeys((read_document.PDF, read_document.WORD, read_document.SLIDES), (30.0, 20.0))
 _SECONDS_OF_TEXT = (3.0, 4.0)

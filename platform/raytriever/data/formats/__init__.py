@@ -1,1 +1,1 @@
-"""Conversion of data files to records: readers of rows, one module per published format, and their recognition."""
+"""Conversion of data files to records: readers of rows, a module for each kind of format, and recognition."""

@@ -1,11 +1,11 @@
 """Parser of the BEIR layout: corpus, queries, and judgements by split (Thakur et al. 2021, arXiv:2104.08663).
 
-docs/reference/formats.md describes the files, as they are written by hand, lie on the hub, or are saved by `datasets`.
-A pair judged 0 is also a hard negative of origin `gold`.
+docs/reference/formats.md describes three forms of the files: written by hand, on the hub, and saved by `datasets`.
+A pair with grade 0 is also a hard negative of origin `gold`.
 
-Data sets are also read by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280), as
+Data sets of `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280) are read by their names there, such as
 `ir_datasets:beir/scifact`. The judgements are those of this name, and of the names directly below it that contain a
-split (`beir/scifact/train`). The split is the one in the name, or `test` if the name contains none."""
+split (`beir/scifact/train`). If a name contains no split, its judgements are `test`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _QRELS = re.compile(
     r"qrels/(?!readme)[^/]+\.(?:tsv|txt|csv|jsonl)(?:\.gz)?|(?:qrels|default|data)/[^/]+\.parquet", re.IGNORECASE
 )
 _UNANSWERABLE = re.compile(rf"{UNANSWERABLE}/[^/]+\.(?:(?:tsv|jsonl)(?:\.gz)?|parquet)")
-_SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow")  # a split of a saved `DatasetDict`
+_SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow")  # file of a saved `DatasetDict`
 
 
 def is_whole(source: Source) -> bool:
@@ -61,7 +61,7 @@ def is_begun(source: Source) -> bool:
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a BEIR folder. A corpus alone is enough. Raise `DataError` if there is no corpus, or if there
+    """Return the plan of a BEIR folder. It may have only a corpus. Raise `DataError` if there is no corpus, or if there
     are judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
     judged = plan.plain_before_packed(file for file in source.files if _is_judged(file))
@@ -107,18 +107,18 @@ def _judged_part(file: SourceFile) -> plan.Part:
     if _TREC.fullmatch(first):
         return plan.Part(file.where, kind, qrels_columns, split=split)
     header = tuple(first.split("\t"))
-    header = header if header in _HEADERS else _HEADERS[0]  # the reader's error names this header as expected
+    header = header if header in _HEADERS else _HEADERS[0]  # errors then give this header as expected
     return plan.Part(file.where, kind, partial(judgement_columns, header), header, split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "title", "text"}`; `_id` may be called `id`. Title or text may be empty, and the title missing."""
+    """Parse a row `{"_id", "title", "text"}` (or `id`). Title or text may be empty; the title may be missing."""
     name = _id_of(row)
     records.documents.append(Document(name, *plan.passage_of(row)))
 
 
 def query_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "text"}`; `_id` may be called `id`, and `answers` is optional."""
+    """Parse a row `{"_id", "text"}`; `_id` may be called `id`, and `answers` is optional."""
     name, answers = _id_of(row), plan.answers_in(row)
     records.queries.append(Query(name, plan.string_field(row, "text")))
     records.answers += [(name, answer) for answer in answers]
@@ -129,13 +129,13 @@ def _id_of(row: Mapping[str, Any]) -> str:
 
 
 def answers_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "answers"}`: answers of a query that is in another file."""
+    """Parse a row `{"_id", "answers"}`: answers of a query that is in another file."""
     name, answers = plan.id_field(row, "_id"), plan.answers_in(row)
     records.answers += [(name, answer) for answer in answers]
 
 
 def judgement_columns(header: Sequence[str], row: Sequence[str], records: Records, split: str) -> None:
-    """Columns of a tab-separated row, in the order of the header; see `judgement_row`."""
+    """Parse the columns of a tab-separated row, in the order of the header; see `judgement_row`."""
     if len(row) != len(header):
         raise BadRow(f"{len(row)} columns, not {len(header)} separated by tabs")
     fields: dict[str, Any] = dict(zip(header, row, strict=True))
@@ -145,13 +145,13 @@ def judgement_columns(header: Sequence[str], row: Sequence[str], records: Record
 
 
 def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
-    """Row `{"query-id", "corpus-id", "score"}`; `source` and `rank` are optional."""
+    """Parse a row `{"query-id", "corpus-id", "score"}`; `source` and `rank` are optional."""
     query, document = plan.id_field(row, "query-id"), plan.id_field(row, "corpus-id")
     if "score" not in row:
         raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
     score = row["score"]
     if isinstance(score, float) and score.is_integer():
-        score = int(score)  # some Parquet files of the hub have whole numbers as floats
+        score = int(score)  # some Parquet files on the hub store whole numbers as floats
     if type(score) is not int or not _INTEGER.fullmatch(str(score)):
         raise BadRow(f"score {str(score)[:20]!r} is not an integer")
     more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
@@ -159,7 +159,7 @@ def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
 
 
 def qrels_columns(row: Sequence[str], records: Records, split: str) -> None:
-    """Row of TREC: query id, an ignored word, document id and grade, separated by white space."""
+    """Parse a row of TREC qrels: query id, an ignored word, document id and grade, separated by white space."""
     columns = " ".join(row).split()
     if len(columns) != 4:
         raise BadRow(f"{len(columns)} columns, not 4: query id, Q0, document id, grade")
@@ -170,14 +170,14 @@ def qrels_columns(row: Sequence[str], records: Records, split: str) -> None:
 
 
 def unanswerable_columns(row: Sequence[str], records: Records, split: str) -> None:
-    """Row of one column: the id of a query that no document answers."""
+    """Parse a row of one column: the id of a query that no document answers."""
     if len(row) != 1:
         raise BadRow(f"{len(row)} columns, not 1")
     unanswerable_row({"query-id": row[0]}, records, split)
 
 
 def unanswerable_row(row: Mapping[str, Any], records: Records, split: str) -> None:
-    """Row `{"query-id"}` of a query that no document answers."""
+    """Parse a row `{"query-id"}` of a query that no document answers."""
     records.judgements.append(Judgement(split, plan.id_field(row, "query-id"), NO_ANSWER, 1))
 
 
@@ -194,11 +194,11 @@ def _optional(more: Mapping[str, str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if "source" in more:
         if more["source"] not in SOURCES:
-            raise BadRow(f"source {more['source'][:20]!r} is none of {', '.join(SOURCES)}")
+            raise BadRow(f"source {more['source'][:20]!r} is not one of {', '.join(SOURCES)}")
         fields["source"] = more["source"]
     if "rank" in more:
         if not _INTEGER.fullmatch(more["rank"]) or int(more["rank"]) < 0:
-            raise BadRow(f"rank {more['rank'][:20]!r} is not a whole number from 0")
+            raise BadRow(f"rank {more['rank'][:20]!r} is not a whole number of at least 0")
         fields["rank"] = int(more["rank"])
     return fields
 
@@ -208,7 +208,7 @@ _IR_DOCS, _IR_QUERIES, _IR_QRELS = "docs", "queries", "qrels"
 
 def plan_ir(source: Source) -> plan.Plan:
     """Return the plan for a name of `ir_datasets`. Raise `DataError` if the package is missing, if it does not know the
-    name, or if the data set has no texts or no judgements."""
+    name, or if that data set has no texts or no judgements."""
     name = source.where.removeprefix(IR_DATASETS)
     registry = _package().registry
     _load(name)
@@ -249,7 +249,7 @@ def _json_lines(where: str) -> Iterator[bytes]:
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         message = " ".join(str(error).split())[:200]
         what = f"cannot be read after row {count} ({type(error).__name__}: {message})"
-        raise DataError(what, where, "check the network, or put its files under IR_DATASETS_HOME") from error
+        raise DataError(what, where, "check the network, or put the files under IR_DATASETS_HOME") from error
 
 
 def _document(record: Any) -> dict[str, Any]:

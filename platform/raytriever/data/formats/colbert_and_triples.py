@@ -1,5 +1,5 @@
 """Files without headers: triples of texts (MS MARCO), and folders of ColBERT (Khattab and Zaharia 2020,
-arXiv:2004.12832). docs/reference/formats.md describes both.
+arXiv:2004.12832). docs/reference/formats.md describes both kinds.
 
 The name of a file of judgements or triples contains the split, such as `qrels.dev.small.tsv`."""
 
@@ -35,7 +35,7 @@ def is_whole(source: Source) -> bool:
 
 
 def plan_folder(source: Source) -> plan.Plan:
-    """Return the plan of a folder. A collection alone is enough. Raise `DataError` if there is no collection, or if
+    """Return the plan of a folder. It may have only a collection. Raise `DataError` if there is no collection, or if
     there are queries without judgements, judgements without queries, or triples of texts."""
     patterns = (_COLLECTION, _QUERIES, _QRELS, _TRIPLES)
     collection, queries, qrels, triples = (plan.files_of(source, pattern) for pattern in patterns)
@@ -46,7 +46,7 @@ def plan_folder(source: Source) -> plan.Plan:
     parts += [plan.Part(file.where, "tsv", topic_columns) for file in queries]
     for file in (*qrels, *triples):
         if file in triples and has_triples(file.where):
-            what = "has texts, but next to a collection it must have ids"
+            what = "has texts, but triples next to a collection must be ids"
             raise DataError(what, file.where, "move it into a folder of its own")
         parse = qrels_columns if file in qrels else triple_ids
         parts.append(plan.Part(file.where, "tsv", parse, split=plan.split_if_named(file.path) or ""))
@@ -54,7 +54,7 @@ def plan_folder(source: Source) -> plan.Plan:
 
 
 def passage_columns(row: Sequence[str], records: Records, _: str) -> None:
-    """Row of a passage: id, text and perhaps a title."""
+    """Parse a row of a passage: id, text and perhaps a title."""
     if len(row) not in (2, 3):
         raise BadRow(f"{_columns(row)}, not 2 or 3: passage id, text and perhaps a title, separated by tabs")
     fields = dict(zip(("id", "text", "title"), row, strict=False))
@@ -63,7 +63,7 @@ def passage_columns(row: Sequence[str], records: Records, _: str) -> None:
 
 
 def triple_ids(row: Sequence[str], records: Records, split: str) -> None:
-    """Row of the ids of a query, a positive and negatives, in columns or as a JSON array."""
+    """Parse a row of the ids of a query, a positive and negatives, in columns or as a JSON array."""
     values: list[Any] = list(row)
     if len(row) == 1 and row[0].lstrip().startswith("["):
         try:
@@ -91,7 +91,7 @@ def _id(value: Any) -> str:
 
 
 def triple_columns(row: Sequence[str], records: Records, split: str) -> None:
-    """Row of the texts of a query, a positive and a negative. The negative's origin is `bm25`, as in MS MARCO."""
+    """Parse a row of the texts of a query, a positive and a negative. The negative's origin is `bm25`."""
     if len(row) != 3:
         raise BadRow(f"{_columns(row)}, not 3: query, positive and negative, separated by tabs")
     query, positive, negative = map(plan.text_value, row, ("query", "positive", "negative"))
@@ -105,6 +105,6 @@ def _columns(row: Sequence[Any]) -> str:
 
 
 def has_triples(where: str) -> bool:
-    """Return True if the first row of a file has three columns and the last two are texts, not names of columns."""
+    """Return True if the first row of a file has three columns, of which the last two are texts, not column names."""
     columns = first_row(where).decode(errors="replace").split("\t")
     return len(columns) == 3 and all(len(text.split()) >= plan.TEXT_WORDS for text in columns[1:])

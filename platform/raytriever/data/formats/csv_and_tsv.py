@@ -1,7 +1,7 @@
 """Reader of CSV and TSV files: separator, header, line ends, quotation marks, and lists in cells.
 
-Python's `csv` parses the rows, so a quoted field may contain separators and line breaks. In a TSV file, only quotation
-marks around a whole field enclose it, as spreadsheets write them; other marks belong to the text."""
+Python's `csv` parses the rows, so a quoted field may contain separators and line breaks. In a TSV file, quotation
+marks enclose a field only if they surround it as a whole, as spreadsheets write; other marks belong to the text."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from raytriever.data.records_and_bad_rows import BadRow
 
 _SEPARATORS = ",;\t|"
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}
-_HEADER_LINES, _QUOTED_LINES = 100, 1_000  # maximum number of lines of a header, and of a quoted field in a TSV file
+_HEADER_LINES, _QUOTED_LINES = 100, 1_000  # maximum lines of a header, and of a quoted field in a TSV file
 _BEGIN = 1 << 16
 _FIRST_END = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+(\r\n|\r|\n)')
-_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # written by Excel
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # line that Excel may write before the header
 _QUOTED = re.compile(r'"(?:[^"]|"")+"')
 _OPEN = re.compile(r'(?:^|\t)"[^"]*+(?:""[^"]*+)*+$')  # a quoted field begins, but does not end, on this line
 _LIST = re.compile(r"""\[\s*(?:[bru]?["'].*["'][\s,]*)?\]""", re.DOTALL)
@@ -40,9 +40,9 @@ class TableFile:
 
     where: str
     separator: str
-    columns: tuple[str, ...]  # names in the header. Their line breaks are replaced by spaces.
+    columns: tuple[str, ...]  # names in the header, with spaces in place of line breaks
     begin: int = 1  # number of lines of the header, including blank lines before it
-    line_end: str = "\n"  # `\\n`; or `\\r` if the file has no line feeds, such as Excel's "CSV (Macintosh)"
+    line_end: str = "\n"  # `\n`; or `\r` if the file has no line feeds, such as Excel's "CSV (Macintosh)"
 
     @classmethod
     def open(cls, where: str) -> TableFile:
@@ -95,13 +95,13 @@ class TableFile:
 
     @property
     def description(self) -> str:
-        """Text for messages that says how the file is read."""
+        """How the file is read, as a text for messages."""
         marks = ", quotation marks kept unless they enclose a whole field" if self.separator == "\t" else ""
         return f"columns separated by {_NAMES.get(self.separator, self.separator)}{marks}"
 
 
 def texts_in(cell: str) -> str | list[str]:
-    """Return the texts of a cell that holds a list as written by pandas, NumPy or JSON. Return other cells unchanged.
+    """Return the texts of a cell that holds a list as pandas, NumPy or JSON write it. Return other cells unchanged.
     Raise `BadRow` if the cell has the brackets and quotation marks of a list, but is not a list."""
     if not _LIST.fullmatch(cell.strip()):
         return cell
@@ -117,12 +117,12 @@ def texts_in(cell: str) -> str | list[str]:
         tokens, texts = [], [None]
     signs = "".join(token.string.strip() for token in tokens if token.type != tokenize.STRING)
     if not all(isinstance(text, str) for text in texts) or not re.fullmatch(r"\[,*\]", signs):
-        raise BadRow(f"{cell[:40]!r} looks like a list and cannot be read as one")
+        raise BadRow(f"{cell[:40]!r} looks like a list but cannot be read as one")
     return [encodable(text, "list") for text in texts]
 
 
 def _lines(where: str, line_end: str, read: list[int]) -> Generator[str]:
-    """Yield the lines of a file as text, with their line ends. `read[0]` is the number of lines so far."""
+    """Yield the lines of a file as text, with their line ends. `read[0]` counts the lines."""
     with reading(where, read), closing(open_stream(where)) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", line_end)
         while line := text.readline(MOST_ROW_BYTES + 1):
@@ -134,7 +134,7 @@ def _lines(where: str, line_end: str, read: list[int]) -> Generator[str]:
                 line.isascii() or line.encode()
             except UnicodeEncodeError as error:
                 byte = ord(line[error.start]) - 0xDC00
-                what = f"is no CSV file in UTF-8 (byte 0x{byte:02x} in line {read[0]})"
+                what = f"is not a CSV file in UTF-8 (byte 0x{byte:02x} in line {read[0]})"
                 raise DataError(what, where, "save it again as UTF-8") from error
             yield line
 
@@ -147,7 +147,7 @@ def _broken(where: str, line: int, what: str) -> DataError:
 
 
 def _header(lines: Sequence[str], separator: str) -> tuple[list[str], int]:
-    """Return the fields of the first row, and its number of lines; 0 lines if it cannot be read."""
+    """Return the fields of the first row, and how many lines it has; 0 if it cannot be read."""
     if separator == "\t" and not _OPEN.search(lines[0].rstrip("\r\n")):
         return _split(lines[0]), 1
     try:
@@ -166,9 +166,9 @@ def _csv_rows(lines: Iterator[str], separator: str) -> Iterator[tuple[list[str],
 
 
 def _tsv_rows(lines: Iterator[str], field_count: int) -> Iterator[tuple[list[str] | str, int]]:
-    """Yield the fields of each row of a TSV file (or why the row is bad), and the number of its lines. A line is a row,
-    unless a quoted field contains a tab or a line break. Then `csv` reads the row. If the line after an unclosed
-    quotation mark is a whole row, the mark belongs to the text."""
+    """Yield, for each row of a TSV file, its fields (or why it is bad) and how many lines it has. A line is a row,
+    unless a quoted field contains a tab or a line break: then `csv` reads the row. If the line after an unclosed
+    quotation mark has all fields of a row, the mark belongs to the text."""
     ahead = deque[str]()
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         fields, is_open = _split(line), _OPEN.search(line.rstrip("\r\n"))

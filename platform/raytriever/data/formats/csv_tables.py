@@ -1,10 +1,10 @@
 """CSV and TSV files of queries and passages, or of sentence pairs of natural language inference.
 
-Columns are named by the caller, or recognized by their names. A cell with a list of texts holds several passages. A
-column `score` is read only if the caller names it, because in published tables it often counts votes.
+The caller names the columns, or they are recognized by their names. A cell with a list of texts holds several
+passages. A column `score` is read only if the caller names it, because published scores are often numbers of votes.
 
 Rows are converted to rows of the formats `sentence-transformers` and `pairs`. Their splits come from a column `split`,
-or from the names of the files. A single file without either is divided by hashes of its queries (`train_dev_test`)."""
+or from the names of the files. A single file without splits is divided by hashes of its queries (`train_dev_test`)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from raytriever.data.records_and_bad_rows import BadRow, Records
 
 SIGNATURE = "CSV or TSV: columns of queries and passages, or premise, hypothesis, label"
 UNREADABLE = ""  # name of the field that says why a row of the table cannot be read
-_REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
+_REMEDY = f"name the columns: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
 _SPLIT = "split"
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _LABELS = tuple(name for name in SCORES if name not in VOTES)
 
 
 class Role(NamedTuple):
-    """Role of a column: its name in `--columns`, names by which it is recognized, and whether it may be missing."""
+    """Role of a column: its name in `--columns`, the column names with this role, and whether it may be missing."""
 
     name: str
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ def choose_columns(
     where: str, columns: Sequence[str], roles: Sequence[Role], named: Mapping[str, str], remedy: str
 ) -> dict[str, str]:
     """Return the column for each role that a table has. No column has two roles. Raise `DataError` if a column that the
-    user named is missing, or a required one is not recognized.
+    user named is missing, or a required role has no column.
 
     Args:
         named: columns that the user has named, by role.
@@ -102,10 +102,10 @@ def split_row(parse: RowParser, row: Mapping[str, Any], records: Records, _: str
 
 
 def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...], str]:
-    """Return the fields of a table, the name of each column in its format, and a note on how it is read.
+    """Return the fields of a table, the name of each column in the data format, and a note on how the table is read.
 
-    `columns` is `--columns`, or empty to recognize all columns. Raise `DataError` if the file is empty or not UTF-8, or
-    a column is missing."""
+    `columns` is the value of `--columns`; if it is empty, all columns are recognized. Raise `DataError` if the file is
+    empty or not UTF-8, or a column is missing."""
     table = TableFile.open(file.where)
     names = _names(table, columns)
     roles = {"anchor": "query", "positive": "passage"}
@@ -116,17 +116,17 @@ def peek(file: SourceFile, columns: str) -> tuple[frozenset[str], tuple[str, ...
 
 
 def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield rows as JSON objects with their first line, see `pieces_of`; errors name the line in the file.
+    """Yield rows as JSON objects, each with the number of its first line (see `pieces_of`). Errors give this number.
 
-    `names` has the name of each column; columns named "" are left out. Raise `DataError` if there is no row, or the
-    file is broken."""
+    `names` has a name for each column; columns with the name "" are left out. Raise `DataError` if there is no row, or
+    the file is broken."""
     rows = TableFile.open(where).rows()
     lines = ((line, json.dumps(_row(fields, names), ensure_ascii=False).encode()) for line, fields in rows)
     return pieces_of(lines, size, where, "give rows below the header")
 
 
 def row_of(line: bytes) -> dict[str, Any]:
-    """Parse a row that `read_rows` yielded; raises `BadRow` with the reason if the table's row is bad."""
+    """Parse a row that `read_rows` yielded; raises `BadRow`, with the reason, if the row of the table is bad."""
     row = object_of(line)
     if UNREADABLE in row:
         raise BadRow(row[UNREADABLE])
@@ -147,8 +147,8 @@ def _row(fields: list[str] | str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def value_of(name: str, value: Any) -> Any:
-    """Return the value of a cell in the column `name` of the format. In a column of scores it is a number. If the cell
-    holds a list, it is a list of texts; raise `BadRow` if the cell only looks like a list."""
+    """Return the value of a cell in the column `name` of the data format: a number in a column of scores, a list of
+    texts if the cell holds a list. Raise `BadRow` if the cell only looks like a list."""
     if name in SCORES:
         return number_of(value)
     is_texts = name in ("anchor", "positive", CONTEXTS) or NEGATIVE.fullmatch(name)
@@ -170,7 +170,7 @@ def _names(table: TableFile, given: str) -> tuple[str, ...]:
 
 
 def _header_error(where: str, columns: Sequence[str], separator: str) -> DataError | None:
-    """Return the error "has no header" if the first row of a table has texts or numbers instead of names, else None."""
+    """Return the error of a table whose first row has texts or numbers instead of column names, else None."""
     if not any(len(name.split()) >= TEXT_WORDS or name.isdecimal() for name in columns):
         return None
     what = f"has no header: its first row is {', '.join(repr(name[:30]) for name in columns[:4])}"
@@ -182,7 +182,7 @@ def _header_error(where: str, columns: Sequence[str], separator: str) -> DataErr
 def column_names(columns: Sequence[str], first: Sequence[Any], chosen: Mapping[str, str]) -> tuple[str, ...]:
     """Return, for each column of a table of pairs, its name in the data format; "" for a column that is not read.
 
-    `first` has the values of the first row, because only a column of numbers can hold labels. `chosen` has the names of
+    `first` has the values of the first row, because a label column must hold numbers. `chosen` has the names of
     the columns for the query, the passage and perhaps the score."""
     own = {chosen["query"]: "anchor", chosen["passage"]: "positive"}
     if "score" in chosen:

@@ -1,9 +1,9 @@
-"""Blocks of whole rows of a file. One process reads a block, and another may parse it.
+"""Blocks of whole rows of a file. One process reads a block; another one may parse it.
 
 1. `read_blocks` streams a `Part`, one file of a data set, as `FileBlock`s of about 1 MiB, cut only between rows.
 2. `parse_block` converts a block to `Records` in any process, because parts and blocks can be pickled.
 
-Memory holds one block. It has about `size` bytes, or one longer row."""
+Memory holds one block at a time: about `size` bytes, or one longer row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
 
 @dataclass(frozen=True)
 class FileBlock:
-    """Block of whole rows of a part. `number` is its number in the part, from 0; `first_row` its first row, from 1.
+    """Block of whole rows of a part. `number` is its index in the part; `first_row` its first row's number, from 1.
 
     For the kinds `parquet` and `arrow`, the payload is an Arrow IPC stream. For all other kinds, such as tables and
     JSON arrays, it is text whose rows end with `\\n`."""
@@ -48,8 +48,8 @@ class FileBlock:
 @dataclass
 class Parsed:
     """Parsed block: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
-    `marks` has one entry for each good row: its number in the file, then the length of each column of `records` after
-    it."""
+    `marks` has one entry for each good row: the row's number in the file, then the length of each column of `records`
+    after this row."""
 
     records: Records
     bad: list[dict[str, Any]]
@@ -63,12 +63,12 @@ class Parsed:
 
 
 def read_blocks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileBlock]:
-    """Yield the blocks of a part in order, streamed. Raise `DataError` if the file as a whole is missing, broken, empty
-    or of another kind.
+    """Yield the blocks of a part in order, as a stream. Raise `DataError` if the file is missing, broken as a whole,
+    empty or of another kind.
 
     Args:
         index: index of the part among all parts. It is stored in each block.
-        size: number of bytes after which a block ends with the next row. Batches of Parquet have about this size.
+        size: a block ends with the row that reaches this number of bytes. Batches of Parquet have about this size.
     """
     if part.rows is not None:
         pieces = rows.read_object(part.where, size, part.rows)

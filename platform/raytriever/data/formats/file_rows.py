@@ -23,8 +23,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows that are not blank, without their line ends, counted from 1. Raise `DataError` if a gzip file is
-    cut off or is not gzip."""
+    """Yield the rows that are not blank, without their line ends, counted from 1. Raise `DataError` if a file named
+    `.gz` is cut off or is not gzip."""
     read = [0]
     with reading(str(file), read), closing(open_stream(str(file))) as stream:
         for number, line in enumerate(stream, start=1):
@@ -75,12 +75,12 @@ def object_of(row: bytes) -> dict[str, Any]:
     return parsed
 
 
-# No text is as long as this: the file has no line ends, or was made to fill the memory.
+# No text is this long: such a file has no line ends, or was made to exhaust the memory.
 MOST_ROW_BYTES = 1 << 28
 
 
 def whole_object(where: str) -> dict[str, Any]:
-    """Return the JSON object that a file holds. Raise `BadRow` if it is not one, or is larger than 256 MB."""
+    """Return the JSON object that a file holds. Raise `BadRow` if the file is something else, or above 256 MB."""
     with reading(where, [0]), closing(open_stream(where)) as stream:
         raw = stream.read(MOST_ROW_BYTES + 1).removeprefix(BYTE_ORDER_MARK)
     if len(raw) > MOST_ROW_BYTES:
@@ -89,13 +89,13 @@ def whole_object(where: str) -> dict[str, Any]:
 
 
 def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of the rows of a file that is one JSON object (see `pieces_of`). Raise `DataError` if it is not."""
+    """Yield the rows of a file that is one JSON object, in pieces (see `pieces_of`). Raise `DataError` otherwise."""
 
     def lines() -> Iterator[bytes]:
         try:
             yield from (json.dumps(row).encode() for row in rows(whole_object(where)) or ())
         except (BadRow, RecursionError) as error:
-            raise DataError(f"is {error}", where, "write it again") from error
+            raise DataError(f"is {error}", where, "write it again as one JSON object below 256 MB") from error
 
     return pieces_of(enumerate(lines(), 1), size, where, "give questions and passages")
 
@@ -103,9 +103,9 @@ def read_object(where: str, size: int, rows: RowsOf) -> Iterator[tuple[int, byte
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
     """Yield pieces of whole rows, each with the number of its first row, counted from 1.
 
-    A piece ends with the last row that fits into `size` bytes, or has one longer row. If `header` is passed, the first
-    row must have these names of columns; it is then not part of the pieces. Raise `DataError` if there is no row, a row
-    is longer than 256 MB, the header differs, or the gzip is broken."""
+    A piece has the rows that fit into `size` bytes, or one longer row. If `header` is passed, the first
+    row must have these column names; this row is then not part of the pieces. Raise `DataError` if there is no row, a
+    row is longer than 256 MB, the header differs, or the gzip is broken."""
     row, seen = 1, False
     for piece in _whole_rows(where, size):
         if row == 1:
@@ -131,7 +131,7 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
 
 def _whole_rows(where: str, size: int) -> Iterator[bytes]:
     rows = [0]
-    begun: list[bytes] = []  # blocks of a row that has not ended; they are joined at its end
+    begun: list[bytes] = []  # blocks of a row that has not ended; they are joined when it ends
     rest = b""
     with reading(where, rows), closing(open_stream(where)) as stream:
         while len(rest := rest + _read(stream, size - len(rest))) == size:
@@ -154,7 +154,7 @@ def _too_long(where: str, row: int) -> DataError:
 
 
 def _read(stream: Any, size: int) -> bytes:
-    """Read `size` bytes, or fewer at the end of the file. A server may send fewer bytes, so `read` is repeated."""
+    """Read `size` bytes, or fewer at the end of the file. One `read` may return fewer, so it is repeated."""
     blocks = []
     while size and (block := stream.read(size)):
         blocks.append(block)
@@ -163,11 +163,11 @@ def _read(stream: Any, size: int) -> bytes:
 
 
 def wrong_header(where: str, actual: str, header: Sequence[str], separator: str = "<TAB>") -> DataError:
-    """Return the error of a file whose first row does not name these columns."""
+    """Return the error of a file whose first row does not have these column names."""
     return DataError(f"the header is {actual}", f"{where} row 1", f"it must be {separator.join(header)}")
 
 
-# Matches up to the next bracket outside strings, or up to the opening quote of a string that ends in a later block.
+# Matches up to the next bracket outside a string, or up to the opening quote of a string that ends in a later block.
 _SIGN = re.compile(rb'[^"\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[\]{}]*+)*+([\[\]{}"])?', re.DOTALL)
 _BEGIN = 1 << 16
 _BETWEEN = b", \t\r\n"
@@ -175,14 +175,14 @@ _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 
 
 def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of the objects of a JSON array, as lines (see `pieces_of`). Raise `DataError` if the file is not an
+    """Yield the objects of a JSON array as lines, in pieces (see `pieces_of`). Raise `DataError` if the file is not an
     array, is cut off or empty, or is a broken gzip file."""
     return pieces_of(enumerate(_elements(where, size), 1), size, where, "give an array of JSON objects")
 
 
 def pieces_of(rows: Iterable[tuple[int, bytes]], size: int, where: str, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of at least `size` bytes (the last may be shorter) of numbered rows, each with the number of its
-    first row. Blank lines in a piece keep the numbers of the rows. Raise `DataError` if there is no row."""
+    """Yield numbered rows in pieces of at least `size` bytes (the last may be shorter), each with the number of its
+    first row. A piece has a blank line for each row number that is missing. Raise `DataError` if there is no row."""
     first, lines, length = 0, list[bytes](), 0
     for number, row in rows:
         first = first if lines else number
@@ -236,7 +236,7 @@ _BATCH_ROWS = 65_536  # maximum number of rows of a batch
 
 
 def column_names(where: str) -> list[str]:
-    """Return the names of a file's columns; raises the errors of `read_batches`."""
+    """Return the column names of a Parquet or Arrow file; raises the errors of `read_batches`."""
     with reading(where, [0]), closing(open_raw(where)) as stream:
         if _is_arrow(where):
             return [str(name) for name in open_arrow_stream(where, stream).schema.names]

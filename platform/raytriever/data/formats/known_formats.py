@@ -2,8 +2,8 @@
 
 1. A data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR, MIRACL, Mr. TyDi), are
    recognized by names.
-2. For other data sets, the first rows of each file are read. CSV and TSV files are read only if there are no others.
-   All files must have the same format, and be in the same folder, except for subfolders of splits."""
+2. For other data sets, the first rows of each file are read. CSV and TSV files are read only if there are no other
+   files. All files must have the same format, and be in one folder or in its subfolders of splits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from raytriever.data.records_and_bad_rows import NO_ANSWER, BadRow, Records
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
 _DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 _ARRAY = re.compile(rb"\[\s*\{")
-_ROWS = 10  # number of first rows that decide the format of a file
-_BLOCK = 1 << 16  # number of bytes that are read to get these rows
+_ROWS = 10  # maximum number of first rows in which an object is sought, to recognize the format
+_BLOCK = 1 << 16  # number of bytes that are read to get the first rows
 # Names of files that seem to hold judgements; notes such as a README do not match.
 _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)", re.IGNORECASE)
 
@@ -46,19 +46,19 @@ _JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)"
 class Format(NamedTuple):
     """Format of the rows of a file, or of a whole folder."""
 
-    signature: str  # description of its files or fields, for messages
-    # Function that returns the parser for rows with some fields; None if they have another format.
+    signature: str  # description of the format's files or fields, for messages
+    # Function that returns the parser for rows with the given fields; None if such rows have another format.
     parser: Callable[[frozenset[str]], plans.RowParser | None] = lambda fields: None
     # Function that returns the plan of a folder. A format has either `parser` or `plan`.
     plan: Callable[[Source], plans.Plan] | None = None
     is_whole: Callable[[Source], bool] = lambda source: False
-    # Function that tells whether some files of the format exist. Then it is used if no other format fits.
+    # Function that returns whether some files of the format exist. If so, and no other format fits, this one is used.
     is_begun: Callable[[Source], bool] = lambda source: False
     rows: plans.RowsOf | None = None  # function that returns the rows of a file that is one JSON object
 
 
 def rows_with(row: plans.RowParser, *names: str) -> Callable[[frozenset[str]], plans.RowParser | None]:
-    """Return the function `parser` of a format whose rows must have all these fields."""
+    """Return the function `parser` of a format whose rows must have all these fields. It returns `row`."""
     return lambda fields: row if fields.issuperset(names) else None
 
 
@@ -120,7 +120,7 @@ FORMATS = {
 
 class Peek(NamedTuple):
     """Kind of a file, and the fields of its first row that is an object (empty if none of ten rows is an object). For a
-    table, `header` has the names of the columns in its format. `note` says how it is read, or why it cannot be read."""
+    table, `header` has the columns' names in the data format. `note` says how the file is read, or why it cannot be."""
 
     kind: plans.Kind
     fields: frozenset[str]
@@ -138,9 +138,9 @@ def recognize(
 
     `format` is one of `FORMATS`, or None to recognize it; with a format, files of other formats are skipped. `columns`
     names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; other columns are recognized. `config`
-    divides a single file of queries and passages. The source includes its file of test questions. Raise `DataError` if
-    the files have no known format, or several, or are broken; or the format is unknown; or a column is missing; or a
-    file cannot be divided. Raise `ConfigError` if `config` has no effect."""
+    divides a single file of queries and passages. `source` includes the file of test questions. Raise `DataError` if
+    the files are broken, or have no known format or several; if `format` is unknown, a column is missing, or a file
+    cannot be divided. Raise `ConfigError` if `config` has no effect."""
     plan = _with_unread(source, _recognize(source, format, columns, config or SplitConfig()))
     if config not in (None, SplitConfig()) and not plan.division:
         flags = [setting(name, value) for name, value in vars(config).items() if value != getattr(SplitConfig(), name)]
@@ -150,14 +150,14 @@ def recognize(
 
 
 def _with_unread(source: Source, plan: plans.Plan) -> plans.Plan:
-    """Return the plan with a note on files that are not read, although their names suggest judgements."""
+    """Return the plan with a note on files that are not read although their names suggest judgements."""
     read = {part.where for part in plan.parts}
     unread = [
         file.path
         for file in plans.plain_before_packed(source.files)
         if file.where not in read and _JUDGEMENTS.search(file.path) and not plans.names_settings(file.path)
     ]
-    if not unread or plan.format == miracl_and_mrtydi.NAME:  # this format need not read every file
+    if not unread or plan.format == miracl_and_mrtydi.NAME:  # MIRACL and Mr. TyDi need not read every file
         return plan
     what = f"not read: {', '.join(unread[:8])}; judgements are read from qrels/<split>.tsv, such as qrels/test.tsv"
     return replace(plan, note="; ".join(filter(None, [plan.note, what])))
@@ -169,7 +169,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
     for known, format in FORMATS.items():
         if format.plan and (known == name or (name is None and format.is_whole(source))):
             return _divided(format.plan(source), config)
-    # The last format that fits, because files of an incomplete BEIR folder may also belong to another format.
+    # Choose the last format that fits, because files of an incomplete BEIR folder may also belong to another format.
     begun = next((known for known in reversed(FORMATS) if FORMATS[known].is_begun(source)), None)
     files = plans.plain_before_packed(source.files)
     peeks = _look_into(files)
@@ -199,7 +199,7 @@ def _recognize(source: Source, name: str | None, columns: str, config: SplitConf
     strange = [] if name else [peek for peek in peeks if peek not in matched]
     if len(candidates) > 1 or strange:
         what = f"has several formats; it contains {_describe(peeks)}"
-        raise DataError(what, source.where, "give one of the files, or name the format")
+        raise DataError(what, source.where, f"give one of the files, or {setting('format', 'NAME')}")
     return _divided(_plan(source, chosen, matched, config), config)
 
 
@@ -214,7 +214,7 @@ def _look_into(files: Iterable[SourceFile]) -> Peeks:
         if group not in peeked:
             peeked[group] = peek(file)
         if peeked[group].fields or not _DESCRIPTION.search(file.path):
-            peeks.append((file, peeked[group]))  # skips a description: a .json file without objects as rows
+            peeks.append((file, peeked[group]))  # a .json file without objects is only a description
     return peeks
 
 
@@ -262,7 +262,7 @@ def _peek_table(file: SourceFile, columns: str) -> Peek:
         and file.path.lower().removesuffix(".gz").endswith(".tsv")
         and colbert_and_triples.has_triples(file.where)
     ):
-        note = f"{file.path} is read as {colbert_and_triples.TRIPLE}, since its first row is no header"
+        note = f"{file.path} is read as {colbert_and_triples.TRIPLE}, because its first row is not a header"
         return Peek("tsv", frozenset((colbert_and_triples.TRIPLE,)), note=note)
     return Peek("table", *csv_tables.peek(file, columns))
 
@@ -294,7 +294,7 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> pla
         if test is not None and file.where == test.where:
             split = TEST
         elif "split" in fields and (name == PAIRS or is_table or (is_triple and named is None)):
-            by_pair = name == PAIRS  # its parser reads the field itself
+            by_pair = name == PAIRS  # the parser of pairs reads the field `split`
             parse = partial(_in_split, parse, named or TRAIN) if by_pair else partial(csv_tables.split_row, parse)
             split = None
         elif config != SplitConfig():
@@ -316,7 +316,7 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> pla
 
 def _divided(plan: plans.Plan, config: SplitConfig) -> plans.Plan:
     """Return a plan in which each part has its split. A single file of questions without a split is divided if it is
-    CSV or TSV, or if `config` is set. Several files without splits are `train`."""
+    CSV or TSV, or if `config` has settings. Several files without splits are `train`."""
     test = test_file(config)
     tested = [part for part in plan.parts if test is not None and part.where == test.where]
     unnamed = [part for part in plan.parts if part.split == ""]
@@ -339,7 +339,7 @@ def _divided(plan: plans.Plan, config: SplitConfig) -> plans.Plan:
 
 
 def _questions(part: plans.Part) -> Iterator[tuple[int, str, bool]]:
-    """Yield, for each query of a part: its row, its text (or id, if it has none), and whether a document answers it."""
+    """Yield, for each query of a part: its row, its text (or id, without a text), and whether a document answers it."""
     for block in read_blocks(part, 0):
         parsed = parse_block(part, block)
         records = parsed.records

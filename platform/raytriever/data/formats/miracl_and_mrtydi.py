@@ -1,7 +1,7 @@
 """Parser of topics next to a corpus of JSON lines: MIRACL (Zhang et al. 2023, arXiv:2210.09984) and Mr. TyDi (Zhang et
 al. 2021, arXiv:2108.08787). docs/reference/formats.md describes the files.
 
-The file name ends in the split. A file for all splits, such as `topic.tsv`, is read only if there are no others."""
+A file name ends in the split. A file for all splits, such as `topic.tsv`, is read only if no file names a split."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _corpus(source: Source) -> list[plan.Part]:
 
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:
-    """Return each file whose name contains a split, with its split. If there are none, return the others as `train`."""
+    """Return each file with the split in its name. If no name contains a split, return all files as `train`."""
     matches = [(file, match) for file in plan.files_of(source, pattern) if (match := pattern.fullmatch(file.path))]
     names = sorted({_set_of(match) for _, match in matches})
     if len(names) > 1:
@@ -66,13 +66,13 @@ def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile
 
 
 def _set_of(match: re.Match[str]) -> str:
-    """Return the data set of a file: its folder, and its name without the kind and the split."""
+    """Return the data set of a file: the folder, and the file name without kind and split."""
     folders = [part for part in match[0].split("/")[:-1] if part not in ("topics", "qrels")]
     return "/".join([*folders, (match["set"] or "").strip(".-")]).rstrip("/")
 
 
 def topic_columns(row: Sequence[str], records: Records, _: str) -> None:
-    """Row of the id and the text of a query."""
+    """Parse a row of the id and the text of a query."""
     if len(row) < 2:
         raise BadRow("one column, not id and text separated by a tab")
     texts = {"id": row[0].strip(), "text": " ".join(row[1:])}
@@ -80,7 +80,7 @@ def topic_columns(row: Sequence[str], records: Records, _: str) -> None:
 
 
 def pyserini_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"docid", "title", "text"}`, or `{"id", "contents"}` with the title before a blank line."""
+    """Parse a row `{"docid", "title", "text"}`, or `{"id", "contents"}` with the title before a blank line."""
     name = plan.id_field(row, next((key for key in ("docid", "_id", "id") if key in row), "docid"))
     if "contents" not in row:
         records.documents.append(Document(name, *plan.passage_of(row)))

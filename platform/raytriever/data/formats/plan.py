@@ -1,8 +1,8 @@
-"""Plan for reading a data set: its parts and their row parsers, the kind and split that follow from a file's name, and
-checks of the fields of a row.
+"""Plan for reading a data set: its parts, each with a row parser; the kind and the split that a file's name implies;
+and checks of the fields of a row.
 
-A check raises a `BadRow` that names the field and its value. `QueryGroup` collects the query and the passages of a row:
-most formats store them together."""
+A check raises a `BadRow` that names the field and its value. `QueryGroup` adds the query and the passages of a row,
+because most formats store them together."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "st
 # row; the caller then removes what was added. The row is a mapping of fields, or a list of columns for the kind `tsv`.
 # A parser is a top-level function of a module, or a `partial` of one, so that it can be pickled.
 RowParser = Callable[[Any, Records, str], None]
-# `rows(content)` returns the rows of a file that is one JSON object, or None if it has another format. It raises
-# `BadRow` if the object cannot be read.
+# `rows(content)` returns the rows of a file that is one JSON object, or None if the object has another format. It
+# raises `BadRow` if the object cannot be read.
 RowsOf = Callable[[Mapping[str, Any]], Iterable[Any] | None]
 
 
@@ -64,8 +64,8 @@ class Part:
     # array of objects; `object`, one JSON object; `parquet`; `arrow`, of `datasets`; `ir`.
     kind: Kind
     parse: RowParser
-    # For a `tsv` with a header, the names of columns that the first row must have. For a `table`, the name of each
-    # column in its format.
+    # For a `tsv` with a header, the column names that the first row must have. For a `table`, the name of each
+    # column in the data format.
     header: tuple[str, ...] = ()
     # Split of the judgements; "" if unknown. None if there are no judgements, or if the rows name the split.
     split: str | None = None
@@ -84,7 +84,7 @@ class Plan:
     format: str
     parts: tuple[Part, ...]  # files of the data set, files with only texts first
     has_queries: bool = True  # True if the data set must have a query; False if a corpus is enough
-    note: str = ""  # message that says how the files are read, if this was guessed
+    note: str = ""  # message that says how the files are read, if the format was guessed
     division: str = ""  # bounds by which a single file is divided into splits; empty if files or rows name the splits
 
 
@@ -110,7 +110,7 @@ def base_of(path: str) -> str:
 
 
 def canonical_split(name: str) -> str:
-    """Return the standard name of a split: `dev` for `validation`, `valid` and `val`."""
+    """Return the standard name of a split: `dev` for `validation`, `valid` or `val`, else the name itself."""
     return _CANONICAL.get(name, name)
 
 
@@ -124,7 +124,7 @@ def split_of_row(row: Mapping[str, Any]) -> str:
     """Return the split that a row names. A path is refused, because the split becomes the name of a file."""
     name = row.get("split")
     if not isinstance(name, str) or not _NAME_OF_SPLIT.fullmatch(name):
-        raise BadRow(f"split {str(name)[:20]!r} is no name; use letters, digits, '_', '.' and '-'")
+        raise BadRow(f"split {str(name)[:20]!r} is not a name; use letters, digits, '_', '.' and '-'")
     return canonical_split(name)
 
 
@@ -144,7 +144,7 @@ def is_readable(file: SourceFile) -> bool:
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return the files, but leave out a gzipped file if the same file exists uncompressed."""
+    """Return the files, but skip a gzipped file if the same file also exists uncompressed."""
     given = list(files)
     paths = {file.path for file in given}
     return [file for file in given if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
@@ -215,8 +215,8 @@ def encodable(value: str, name: str) -> str:
 
 
 def answers_in(row: Mapping[str, Any]) -> list[str]:
-    """Return the field `answers`, a text or a list of texts. Any other value is ignored, because the field may have
-    another meaning in formats that do not define it."""
+    """Return the field `answers`, a text or a list of texts. Any other value is ignored: in formats that
+    do not define the field, it may have another meaning."""
     value = row.get("answers")
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
@@ -242,7 +242,7 @@ def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def list_of(row: Mapping[str, Any], name: str, check: Callable[[Any, str], T]) -> list[T]:
-    """Return a list field and check each value. Return an empty list if the field is missing or null."""
+    """Return a list field after a check of each value. Return an empty list if the field is missing or null."""
     return [check(value, f"{name}[{index}]") for index, value in enumerate(list_field(row, name))]
 
 
@@ -266,7 +266,7 @@ def score_list(row: Mapping[str, Any], name: str, count: int, of: str) -> list[f
     if not values:
         return [math.nan] * count
     if len(values) != count:
-        raise BadRow(f'"{name}" has {len(values)} scores for {count} in "{of}"')
+        raise BadRow(f'"{name}" has {len(values)} scores for {count} values in "{of}"')
     return list_of(row, name, score_value)
 
 
@@ -290,7 +290,7 @@ def optional_score(row: Mapping[str, Any], name: str) -> float:
 
 
 class QueryGroup:
-    """Query of a row. Adds the query, its passages, judgements, negatives and answers to the records.
+    """Query of a row. It adds the query, and its passages, judgements, negatives and answers, to the records.
 
     Args:
         name: id of the query; None to make an id from its content.
@@ -321,9 +321,9 @@ class QueryGroup:
         return name
 
     def judged(self, document: str, score: float = 1, source: str = SOURCES[0]) -> None:
-        """Judge a passage, see `Judgement`; a passage judged twice counts once. Calls are in the order of the ranks."""
+        """Add a judgement of a passage, unless it has one. The order of the calls gives the ranks; see `Judgement`."""
         if source not in SOURCES:
-            raise BadRow(f"source {str(source)[:20]!r} is none of {', '.join(SOURCES)}")
+            raise BadRow(f"source {str(source)[:20]!r} is not one of {', '.join(SOURCES)}")
         if document not in self._judged:
             self._judged.add(document)
             rank = self._next_rank("") if score >= RELEVANT_FROM else 0
@@ -334,9 +334,9 @@ class QueryGroup:
         self._records.judgements.append(Judgement(self._split, self._query, NO_ANSWER, 1))
 
     def negative(self, document: str, origin: str, score: float = math.nan) -> None:
-        """Add a hard negative. Negatives of the same origin are ranked in the order of the calls."""
+        """Add a hard negative. The order of the calls gives the ranks of negatives of the same origin."""
         if origin not in ORIGINS:
-            raise BadRow(f"origin {str(origin)[:20]!r} is none of {', '.join(ORIGINS)}")
+            raise BadRow(f"origin {str(origin)[:20]!r} is not one of {', '.join(ORIGINS)}")
         self._records.negatives.append(Negative(self._query, document, origin, self._next_rank(origin), score))
 
     def _next_rank(self, among: str) -> int:

@@ -1,6 +1,6 @@
 """Formats of question answering: SQuAD, the data sets of LlamaIndex, and the test sets of ragas.
 
-A file of SQuAD or LlamaIndex is one JSON object. A function returns its rows; each is a question or a passage."""
+A file of SQuAD or LlamaIndex is one JSON object. A function returns its rows: questions or passages."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _items(value: Any, name: str) -> list[Any]:
 
 
 def squad_row(row: Row, records: Records, split: str) -> None:
-    """Question of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250; 2018, arXiv:1806.03822): `{"id", "title", "context",
-    "question", "answers"}`, and `is_impossible` in version 2.
+    """Parse a question of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250; 2018, arXiv:1806.03822): `{"id", "title",
+    "context", "question", "answers"}`, and `is_impossible` in version 2.
 
     `answers` is a list of `{"text", "answer_start"}`, or an object of two lists, as on the hub. The context must have
-    the text of the answer at this position. A question without an answer is a query that no document answers."""
+    the answer's text at `answer_start`. A question without an answer is a query that no document answers."""
     title, context = plan.optional_text(row, "title"), plan.string_field(row, "context")
     if row.keys() <= {"title", "context"}:
         records.documents.append(Document(content_id(title, context), title, context))
@@ -93,7 +93,7 @@ def _answer(context: str, text: str, start: Any) -> str:
 
 def llama_index_rows(content: Row) -> list[Row] | None:
     """Return the passages and the queries of `{"queries": {ID: TEXT}, "corpus": {ID: TEXT}, "relevant_docs": {ID:
-    [ID]}}`. Raise `BadRow` if one of them is not an object."""
+    [ID]}}`. Raise `BadRow` if one of these three is not an object."""
     if not content.keys() >= {_QUERIES, _CORPUS}:
         return None
     queries, corpus, relevant = (
@@ -109,8 +109,8 @@ def llama_index_rows(content: Row) -> list[Row] | None:
 
 
 def llama_index_row(row: Row, records: Records, split: str) -> None:
-    """Row of an `EmbeddingQAFinetuneDataset`: a passage `{"_id", "text", "relevant_docs": None}`, or a query, whose
-    `relevant_docs` is a list of ids."""
+    """Parse a row of an `EmbeddingQAFinetuneDataset`: a passage `{"_id", "text", "relevant_docs": None}`, or a query,
+    whose `relevant_docs` is a list of ids."""
     name = plan.id_field(row, "_id")
     if row.get("text") is None:
         raise BadRow(f"the id {name[:40]!r} has no text")
@@ -119,7 +119,7 @@ def llama_index_row(row: Row, records: Records, split: str) -> None:
         records.documents.append(Document(name, "", text))
         return
     if not documents:
-        raise BadRow(f'"{_RELEVANT}" has no passage of the query {name[:40]!r}')
+        raise BadRow(f'"{_RELEVANT}" names no passage for the query {name[:40]!r}')
     group = plan.QueryGroup(records, split, text, name)
     for document in documents:
         group.judged(document)
@@ -132,8 +132,8 @@ def contexts_rows(content: Row) -> list[Any] | None:
 
 
 def contexts_row(row: Row, records: Records, split: str) -> None:
-    """Row of a test set of ragas, `{"user_input", "reference_contexts"}`, or of LlamaIndex, `{"query",
-    "reference_contexts"}`: each context is a positive. Marks in front, such as `<1-hop>` of ragas, are left out."""
+    """Parse a row of a test set of ragas, `{"user_input", "reference_contexts"}`, or of LlamaIndex, `{"query",
+    "reference_contexts"}`: each context is a positive. Marks before it, such as `<1-hop>` of ragas, are removed."""
     group = plan.QueryGroup(records, split, plan.string_field(row, "query" if "query" in row else "user_input"))
     for text in plan.texts_field(row, CONTEXTS):
         group.judged(group.document("", plan.text_value(_HOP.sub("", text), CONTEXTS)))

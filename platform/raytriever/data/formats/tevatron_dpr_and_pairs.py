@@ -1,6 +1,6 @@
 """Formats that are recognized by the fields of a row: Tevatron, DPR, FlagEmbedding, sentence pairs, tuples of texts.
 
-A row has a query and its passages. The positives are ranked in their order."""
+A row has a query and its passages. The order of the positives in the row gives their ranks: the first has rank 0."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ANCHORS = ("anchor", "query", "question", "sentence1")
 _POSITIVES = ("positive", "answer", "sentence2")
 _LISTS = ("docs", "documents", "passages")
 SCORES = ("score", "scores", "label", "labels", "similarity_score")
-VOTES = SCORES[:2]  # columns that often count votes; they are grades only if the caller names them
+VOTES = SCORES[:2]  # columns that often hold numbers of votes; they are grades only if the caller names them
 _QUESTIONS = ("query", "question")
 NEGATIVE = re.compile(r"negative(?:_\d+)?")
 
 
 def tevatron_row(row: Row, records: Records, split: str) -> None:
-    """Row of Tevatron (Gao et al. 2022, arXiv:2203.05765), first generation: `{"query_id", "query",
+    """Parse a row of Tevatron (Gao et al. 2022, arXiv:2203.05765), first generation: `{"query_id", "query",
     "positive_passages": [{"docid", "title", "text"}], "negative_passages"}`.
 
     A passage may have a `source` (human or llm). A negative may have a `score` and an `origin`, by default `bm25`."""
@@ -44,7 +44,7 @@ def tevatron_row(row: Row, records: Records, split: str) -> None:
 
 
 def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
-    """Row of Tevatron, second generation: `{"query_id", "query_text", "positive_document_ids",
+    """Parse a row of Tevatron, second generation: `{"query_id", "query_text", "positive_document_ids",
     "negative_document_ids"}`, next to a corpus; `positive_sources` and `negative_scores` are optional."""
     group = plan.QueryGroup(records, split, plan.string_field(row, "query_text"), plan.id_field(row, "query_id"))
     positives, negatives = (
@@ -52,7 +52,7 @@ def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
     )
     sources = plan.list_field(row, "positive_sources") or [SOURCES[0]] * len(positives)
     if len(sources) != len(positives):
-        raise BadRow(f'"positive_sources" has {len(sources)} for {len(positives)} in "positive_document_ids"')
+        raise BadRow(f'"positive_sources" has {len(sources)} values for {len(positives)} in "positive_document_ids"')
     scores = plan.score_list(row, "negative_scores", len(negatives), "negative_document_ids")
     for name, source in zip(positives, sources, strict=True):
         group.judged(name, source=source)
@@ -61,7 +61,7 @@ def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
 
 
 def corpus_row(row: Row, records: Records, _: str) -> None:
-    """Document of the corpus of Tevatron's second generation: `{"docid", "title", "text"}`."""
+    """Parse a document of the corpus of Tevatron's second generation: `{"docid", "title", "text"}`."""
     name = plan.id_field(row, "docid")
     records.documents.append(Document(name, *plan.passage_of(row)))
 
@@ -87,10 +87,10 @@ def tevatron(fields: frozenset[str]) -> plan.RowParser | None:
 
 
 def dpr_row(row: Row, records: Records, split: str) -> None:
-    """Row of DPR (Karpukhin et al. 2020, arXiv:2004.04906): `{"question", "answers", "positive_ctxs", "negative_ctxs",
-    "hard_negative_ctxs"}`, each context `{"title", "text", "score", "passage_id" or "psg_id"}`.
+    """Parse a row of DPR (Karpukhin et al. 2020, arXiv:2004.04906): `{"question", "answers", "positive_ctxs",
+    "negative_ctxs", "hard_negative_ctxs"}`, each context `{"title", "text", "score", "passage_id" or "psg_id"}`.
 
-    Hard negatives have origin `bm25`, other negatives `random` (section 3.2). Their scores are kept."""
+    Hard negatives have origin `bm25`, other negatives `random` (section 3.2). The scores are stored."""
     group = plan.QueryGroup(records, split, plan.string_field(row, "question"), answers=plan.answers_in(row))
     for context in plan.list_of(row, "positive_ctxs", plan.object_value):
         group.judged(_context(group, context))
@@ -105,10 +105,10 @@ def _context(group: plan.QueryGroup, context: Row) -> str:
 
 
 def flag_embedding_row(row: Row, records: Records, split: str) -> None:
-    """Row of FlagEmbedding (Xiao et al. 2023, arXiv:2309.07597): `{"query", "pos": [], "neg": []}`.
+    """Parse a row of FlagEmbedding (Xiao et al. 2023, arXiv:2309.07597): `{"query", "pos": [], "neg": []}`.
 
-    `neg_scores` are teacher scores, one for each text of `neg`. They are stored. `pos_scores` are only checked: the
-    grade of a positive is 1. `prompt` is the text in front of the query; it replaces the prompt of the data set. `type`
+    `neg_scores` are teacher scores, one for each text of `neg`; they are stored. `pos_scores` are only checked: every
+    positive has grade 1. `prompt` is the text in front of the query; it replaces the prompt of the data set. `type`
     is not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense retriever."""
     group = plan.QueryGroup(records, split, plan.string_field(row, "query"), prompt=plan.optional_text(row, "prompt"))
     positives, negatives = (plan.list_of(row, name, plan.text_value) for name in ("pos", "neg"))
@@ -120,12 +120,12 @@ def flag_embedding_row(row: Row, records: Records, split: str) -> None:
 
 
 def pair_row(row: Row, records: Records, split: str) -> None:
-    """Sentence pair of natural language inference: `{"premise", "hypothesis", "label"}`, and optionally `split`.
+    """Parse a pair of natural language inference: `{"premise", "hypothesis", "label"}`, and optionally `split`.
 
-    The premise is a query and the hypothesis a document. With the label entailment it is a positive; with
+    The premise is a query and the hypothesis a document. With the label entailment, the hypothesis is a positive; with
     contradiction, a hard negative of origin `gold` (Gao et al. 2021, arXiv:2104.08821, section 4.2); with neutral,
-    neither. Labels are words, or the numbers of the hub: 0 entailment, 1 neutral, 2 contradiction. A row with the label
-    -1 is a bad row: the annotators did not agree."""
+    neither of these. Labels are words, or the numbers of the hub: 0 entailment, 1 neutral, 2 contradiction. A row with
+    the label -1 is a bad row: the annotators did not agree."""
     label = _label(row)
     split = plan.split_of_row(row) if "split" in row else split
     group = plan.QueryGroup(records, split, plan.string_field(row, "premise"))
@@ -142,19 +142,19 @@ def _label(row: Row) -> str:
         return label
     if type(label) is int and 0 <= label < len(_LABELS):
         return _LABELS[label]
-    raise BadRow(f"label {str(label)[:20]!r} is none of {', '.join(_LABELS)} or 0, 1, 2")
+    raise BadRow(f"label {str(label)[:20]!r} is not one of {', '.join(_LABELS)} or 0, 1, 2")
 
 
 def tuple_row(
     anchor: str, positive: str, negatives: tuple[str, ...], scored: str, row: Row, records: Records, split: str
 ) -> None:
-    """Columns of sentence-transformers (sbert.net, "Loss Overview"; Reimers and Gurevych 2019, arXiv:1908.10084):
+    """Parse columns of sentence-transformers (sbert.net, "Loss Overview"; Reimers and Gurevych 2019, arXiv:1908.10084):
     `anchor, positive`, and any of `negative`, `negative_1`, ..., which may be null or empty.
 
     A column may hold a list of passages. A list of numbers in `label` or `score` has teacher scores: first those of the
-    positives, then those of the negatives, which are stored. `anchor` may be called `query` or `question`, and
-    `positive` may be called `answer`. The origin of the negatives is `dense`, because sentence-transformers mines with
-    a dense retriever. If `answerable` is no and the positive is empty, no document answers the query.
+    positives, then those of the negatives; only the latter are stored. `anchor` may be called `query` or `question`,
+    and `positive` may be called `answer`. The origin of the negatives is `dense`, because sentence-transformers mines
+    with a dense retriever. If `answerable` is no and the positive is empty, no document answers the query.
 
     `anchor`, `positive` and `scored` are the names of the columns in these rows."""
     group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
@@ -187,13 +187,13 @@ def _has_no_answer(row: Row, passages: str) -> bool:
 
 
 def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records, split: str) -> None:
-    """Columns of sentence-transformers: two texts and their score (`sentence1, sentence2, score`, or `anchor, positive,
-    label`), or a query and a list of texts with one score each (`query, docs, labels`).
+    """Parse columns of sentence-transformers: two texts and their score (`sentence1, sentence2, score`, or `anchor,
+    positive, label`), or a query and a list of texts with one score each (`query, docs, labels`).
 
     Other names are `documents` or `passages` for `docs` (or a list in the positive's column); `scores`, `label`,
     `labels` and `similarity_score` for `score`. An integer is a grade, relevant above 0; a number with a decimal point
     is a label, 0 to 1, and relevant from 0.5. Texts that are not relevant are hard negatives of origin `gold`.
-    `anchor`, `others` and `scored` are the names of the columns. A row with `answerable` no has no other text."""
+    `anchor`, `others` and `scored` are the names of the columns. A row with `answerable` no must have no other text."""
     group = plan.QueryGroup(records, split, plan.string_field(row, anchor))
     if _has_no_answer(row, others):
         group.no_answer()
@@ -217,7 +217,7 @@ def _grade(score: Any, name: str) -> float:
     if isinstance(score, int) and 0 <= score < 10**9:
         return score
     if isinstance(score, int) or not 0 <= number <= 1:
-        raise BadRow(f'"{name}" is {str(score)[:20]}, neither a grade from 0 nor within 0 and 1: divide by its largest')
+        raise BadRow(f'"{name}" is {str(score)[:20]}, neither a grade (0, 1, ...) nor in [0, 1]: divide by the largest')
     return number
 
 
@@ -242,7 +242,7 @@ def sentence_transformers(fields: frozenset[str]) -> plan.RowParser | None:
 
 
 def grades_note(path: str, parse: plan.RowParser) -> str:
-    """Return a note on scores that are read as grades. In published answers, such scores often count votes."""
+    """Return a note on scores that are read as grades. In published answers, such scores are often numbers of votes."""
     if not isinstance(parse, partial) or parse.func is not scored_row:
         return ""
     anchor, _, scored = parse.args

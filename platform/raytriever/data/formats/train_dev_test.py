@@ -1,6 +1,6 @@
 """Division of questions into train, dev and test by hashes, so that the same questions always get the same splits.
 
-Questions with an answer and questions without are divided separately, so each split has its fraction of both."""
+Questions with an answer and those without are divided separately, so each split has its fraction of both kinds."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from raytriever.data.records_and_bad_rows import NO_ANSWER, Records
 
 Id = TypeVar("Id", int, str)
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
-ENOUGH = 50  # minimum number of questions of dev, and of test, for useful metrics and thresholds
+ENOUGH = 50  # minimum number of questions in dev, and in test, for useful metrics and thresholds
 _ROUNDING = 1e-9  # tolerance, because a sum such as 0.1 + 0.2 is not exact
 _SMALL, _LARGE = 0.1, 0.3  # smallest and largest default fraction of dev, and of test
 
 
 @dataclass(frozen=True)
 class Fractions:
-    """Fractions of the questions that become test and dev, 0 to 1. If their sum is 1, no question is left for train.
+    """Fractions of the questions that become test and dev, 0 to 1. If the sum is 1, no question is left for train.
 
-    None is the default: 0.1, or more if the split needs it for 50 questions, but at most 0.3 and at most half of the
-    questions that the other fraction leaves. Raise `ConfigError` if the sum is more than 1."""
+    None is the default: 0.1, or more if 50 questions need it, but at most 0.3 and at most half of the questions
+    that the other fraction leaves. Raise `ConfigError` if the sum is more than 1."""
 
     test: float | None = None
     dev: float | None = None
@@ -36,7 +36,7 @@ class Fractions:
     def __post_init__(self) -> None:
         if (self.test or 0.0) + (self.dev or 0.0) > 1 + _ROUNDING:
             where = f"{setting('test_fraction', self.test)}, {setting('dev_fraction', self.dev)}"
-            raise ConfigError("are more than all questions", where, "give fractions with a sum of at most 1")
+            raise ConfigError("have a sum above 1", where, "give fractions with a sum of at most 1")
 
     @property
     def has_train(self) -> bool:
@@ -53,7 +53,7 @@ class Fractions:
 
     def sizes(self, count: int, total: int | None = None) -> tuple[int, int]:
         """Return the numbers of test and dev questions among `count`; each is at least 1 unless its fraction is 0.
-        `total` is the number of all questions, which decides the default fractions; `count` if None."""
+        The default fractions depend on `total`, the number of all questions (`count` if None)."""
         test, dev = (fraction and max(1, int(fraction * count + _ROUNDING)) for fraction in self.of(total or count))
         test = min(int(test), count)
         return test, min(int(dev), count - test) if self.has_train or not dev else count - test
@@ -90,14 +90,14 @@ class HashSplit:
 
     @classmethod
     def of(cls, texts: Iterable[str], sizes: tuple[int, int], seed: int = 0) -> HashSplit:
-        """Return the split for distinct texts: those of the smallest hashes are test, the next dev, up to `sizes`."""
+        """Return the split of distinct texts: the smallest hashes are test, the next dev; `sizes` says how many."""
         bounds = [b"", *sorted({hash_of(text, seed) for text in texts})]
         test = min(sizes[0], len(bounds) - 1)
         return cls(bounds[test], bounds[min(test + sizes[1], len(bounds) - 1)], seed)
 
     @classmethod
     def of_fractions(cls, test: float, dev: float, seed: int = 0) -> HashSplit:
-        """Return the split in which each text is test or dev with these probabilities, whatever other texts exist."""
+        """Return the split in which each text is test or dev with these probabilities, independent of other texts."""
         first, second = (min(int(fraction * 2**256), 2**256 - 1).to_bytes(32) for fraction in (test, test + dev))
         return cls(first, second, seed)
 
@@ -110,7 +110,7 @@ class HashSplit:
 def split_by_hash(
     texts: Mapping[Id, str], sizes: tuple[int, int], seed: int = 0, known: Mapping[Id, str] | None = None
 ) -> dict[Id, str]:
-    """Return the split of each text, by its id: the split in `known`, or else that of `HashSplit` for the sizes."""
+    """Return the split of each text, by its id: the split in `known`, else the split of `HashSplit.of` for `sizes`."""
     known = known or {}
     waiting = {name: text for name, text in texts.items() if name not in known}
     have = Counter(known[name] for name in texts.keys() - waiting.keys())
@@ -138,14 +138,14 @@ class Division:
         """Return the division of the queries of a file, and a description of it.
 
         `questions` returns, for the path of a file, its queries: row, text, and whether a document answers it. Raise
-        `DataError` if there are too few queries, or the file of test questions has one of them."""
+        `DataError` if there are too few queries, or if a query is also in the file of test questions."""
         fractions, test = fractions_of(config), test_file(config)
         asked = {(text, is_answered) for _, text, is_answered in questions(where)}
         division = cls.of(asked, where, fractions)
         splits = {text: division.split_of(text, is_answered) for text, is_answered in asked}
         counts = Counter(splits.values())
         if test is not None:
-            from raytriever.data.hashed_ids import normalize  # not above: `import raytriever` needs no NumPy
+            from raytriever.data.hashed_ids import normalize  # so `import raytriever` does not load NumPy
 
             known = {normalize(text) for text in splits}
             for row, text, _ in questions(test.where):
@@ -171,7 +171,7 @@ class Division:
         ):
             kind = " with an answer" if texts[False] else ""
             what = f"has {count} different queries{kind}, too few to divide into train, dev and test"
-            raise DataError(what, where, "give at least 3, or a column `split`")
+            raise DataError(what, where, "give at least 3 questions, or a column `split`")
         return cls(
             HashSplit.of(texts[True], sizes), HashSplit.of(texts[False], fractions.sizes(len(texts[False]), total))
         )
@@ -193,8 +193,8 @@ def divided_row(parse: RowParser, division: Division, row: Any, records: Records
 
 
 def few_questions(counts: Mapping[str, int], fractions: Fractions) -> str:
-    """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough. `counts`
-    are the questions by split. A split whose fraction is 0 is not checked."""
+    """Return one line, with a remedy, if dev or test has fewer than 50 questions; empty if both have enough. `counts`
+    has the number of questions by split. A split whose fraction is 0 is not checked."""
     wanted = {
         split: fraction
         for split, fraction in zip((TEST, DEV), fractions.of(sum(counts.values())), strict=True)

@@ -1,6 +1,6 @@
-"""Reader of TREC runs. A line has a query, `Q0`, a ranked document, its rank, its score and a tag.
+"""Reader of TREC runs. A line has a query id, `Q0`, a document id, the document's rank and score, and a tag.
 
-As in trec_eval, documents are ordered by score, and the written ranks are ignored."""
+As in trec_eval, documents are ordered by score, and the ranks in the file are ignored."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from raytriever.core.errors import DataError
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.file_rows import numbered_rows
 
-_FORM = "a line is `query Q0 document rank score tag`"
+_FORM = "write lines `query Q0 document rank score tag`"
 
 
 def read_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int], depth: int
 ) -> Int64[ndarray, "queries depth"]:
-    """Return the `depth` best documents of each query of the run at a path or URI; see `read_scored_run_file`."""
+    """Read a run, as `read_scored_run_file` does. Return only the `depth` best documents of each query."""
     documents = read_scored_run_file(where, dataset, queries)[1][:, :depth]
     return np.pad(documents, ((0, 0), (0, depth - documents.shape[1])), constant_values=-1)
 
@@ -30,8 +30,8 @@ def read_run(
 def read_scored_run_file(
     where: str, dataset: RetrievalDataset, queries: Sequence[int]
 ) -> tuple[Float64[ndarray, "queries ranked"], Int64[ndarray, "queries ranked"]]:
-    """Return the scores and documents of each query in the run at a path or URI; empty slots are -inf and -1. Other
-    queries are skipped.
+    """Return the scores and documents of each query in the run at a path or URI; empty slots are -inf and -1. Lines of
+    other queries are skipped.
 
     As in trec_eval, documents are ordered by score. If scores are equal, the larger document id comes first.
     Percent-encoded ids are decoded, because ids with white space must be encoded. Raise `DataError` if the file
@@ -71,7 +71,7 @@ def run_lines(where: str) -> Iterator[tuple[str, str, str, float]]:
             query, _, document, _, score, _ = line.decode().split()
             value = float(score)
         except ValueError as error:  # includes UnicodeDecodeError
-            raise DataError("is no line of a run", place, _FORM) from error
+            raise DataError("is not a line of a run", place, _FORM) from error
         if not math.isfinite(value):
-            raise DataError(f"score {score!r} is no finite number", place, _FORM)
+            raise DataError(f"score {score!r} is not a finite number", place, _FORM)
         yield place, query, document, value

@@ -1,1 +1,1 @@
-"""Preparation of a data set: its files are converted to tokenized shards once. Prepared data sets are opened here."""
+"""Preparation of data sets: files are converted to tokenized shards, one time. Prepared data sets are opened here."""

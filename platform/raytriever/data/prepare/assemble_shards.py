@@ -1,9 +1,9 @@
-"""Assembly of shards into a data set: ids are replaced by positions, and repeated ids are resolved.
+"""Assembly of shards into a data set: positions replace ids, and each repeated id gets one position.
 
 1. If several rows have the same id, the first is used. A later row with the same content is skipped; a later row with
-   another content is a bad row.
-2. A pair is a bad row if it has an unknown query or document, or if it contradicts an earlier judgement of the pair. A
-   relevant document that is unknown is also stored for metrics (`absent/`) if its query is known: it counts as
+   different content is a bad row.
+2. A pair is a bad row if it has an unknown query or document, or if it contradicts an earlier judgement of the pair. If
+   only a relevant document is unknown, the pair is also stored for metrics (`absent/`): the document counts as
    relevant, although no search can find it. If a query without an answer (`unanswerable/`) has a relevant document in
    the same split, its row is a bad row.
 3. Memory holds the pairs, and the hashes of all ids and contents (`hashed_ids`, 16 bytes each), but no texts."""
@@ -28,12 +28,12 @@ from raytriever.data.prepare import prepared
 from raytriever.data.prepare.text_shards import WORK, ShardSummary, texts_of
 from raytriever.data.records_and_bad_rows import RELEVANT_FROM
 
-# Reason and content of each bad row, by part and row number. A row with several errors has only one entry.
+# Reason and raw content of each bad row, by part and row number. A row with several errors has only one entry.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
 _KEY: tuple[list[str], Shape] = (["uint64"], (None, 2))
 _NUMBER: tuple[list[str], Shape] = (["int64"], (None,))
 _BYTES: tuple[list[str], Shape] = (["uint8"], (None,))
-# Types and shapes of the arrays of a work file: for documents or queries, for pairs, and for answers or prompts.
+# Types and shapes of the arrays in a work file: for documents or queries, for pairs, and for answers or prompts.
 _ROWS = {"keys": _KEY, "contents": _KEY, "hashes": (["uint64"], (None,)), "rows": _NUMBER, "repeated": (["int64"], ())}
 _PAIRS = {
     "queries": _KEY,
@@ -65,8 +65,8 @@ class AssembledSide:
 
 @activity("assembling the prepared shards")
 def assemble(folder: Path, summaries: Sequence[ShardSummary]) -> tuple[dict[str, AssembledSide], BadRows]:
-    """Write `live` and the tables of pairs into the folder of the shards. Return documents and queries, and the bad
-    rows that are found only when all shards are compared."""
+    """Write `live` and the tables of pairs into the folder of the shards. Return documents and queries, and those bad
+    rows that only a comparison of all shards can find."""
     bad: BadRows = {}
     sides = {name: _resolve_ids(folder, name, summaries, bad) for name in (prepared.DOCUMENTS, prepared.QUERIES)}
     for name, side in sides.items():
@@ -92,7 +92,7 @@ def _resolve_ids(folder: Path, name: str, summaries: Sequence[ShardSummary], bad
     loaded = [_arrays(folder, summary, name, _ROWS) for summary in summaries]
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
-    # Release each column of a shard after it is read, so that millions of rows are not in memory twice.
+    # `pop` releases each column of a shard, so that millions of rows are not in memory twice.
     keys, contents, hashes, rows = (
         np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "hashes", "rows")
     )
@@ -126,8 +126,8 @@ def _id_at(folder: Path, summaries: Sequence[ShardSummary], lengths: Sequence[in
 def _resolved(
     folder: Path, name: str, summaries: Sequence[ShardSummary], sides: dict[str, AssembledSide], bad: BadRows
 ) -> Iterator[tuple[ndarray, ndarray, ndarray, Any]]:
-    """Yield the pairs of each shard that has any, with positions, and their splits, scores and documents' ids. One that
-    names an unknown query or document has the position -1, and is a bad row."""
+    """Yield the pairs of each shard with pairs, as positions; and the pairs' splits, scores and document ids. An
+    unknown query or document has the position -1, and the pair's row is a bad row."""
     for summary in summaries:
         arrays = _arrays(folder, summary, name, _PAIRS)
         if not len(arrays["rows"]):
@@ -169,7 +169,7 @@ def _write_judgements(
     (folder / prepared.JUDGEMENTS).mkdir(exist_ok=True)
     for split, tables in judged.items():
         table = np.concatenate(tables)
-        table = table[np.lexsort((table["document"], table["query"]))]  # stable: equal pairs stay in the order of rows
+        table = table[np.lexsort((table["document"], table["query"]))]  # stable: equal pairs stay in their rows' order
         is_first = np.ones(len(table), bool)
         is_first[1:] = (np.diff(table["query"]) != 0) | (np.diff(table["document"]) != 0)
         first = table[np.maximum.accumulate(np.where(is_first, np.arange(len(table)), 0))]
@@ -231,7 +231,7 @@ def _write_query_texts(folder: Path, name: str, summaries: Sequence[ShardSummary
     )
     order = np.argsort(positions, kind="stable")
     order = order[positions[order] >= 0]
-    if name == PROMPTS:  # a query has one prompt; a row with a different one is a bad row
+    if name == PROMPTS:  # a query has one prompt; a row with a different prompt is a bad row
         order = order[np.unique(positions[order], return_index=True)[1]]
     if len(order):
         texts = pa.chunked_array([texts_of(shard, "text") for shard in loaded]).combine_chunks()

@@ -1,4 +1,4 @@
-"""Tokenization of texts without loading a model. It adds no special tokens and does not truncate.
+"""Tokenization of texts without loading a model, without special tokens and without truncation.
 
 Truncation, special tokens and padding are applied when a batch is read, so they can change without a new tokenization.
 This module imports only the library `tokenizers`, so that the workers of a preparation start quickly."""
@@ -17,14 +17,14 @@ from numpy import ndarray
 
 from raytriever.models.prompts import PromptTable
 
-# Characters per call: a tokenizer needs about a hundred times the memory of its texts. No model reads longer texts.
+# Characters per call: a tokenizer needs about a hundred times the memory of its texts. No model reads a longer text.
 MAX_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Tokenization:
     """Serialized tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts. `table`
-    has the prompts by data set, from which `for_dataset` chooses; None if all data sets have the same prompts."""
+    has the prompts of each data set, for `for_dataset`; None if all data sets have the same prompts."""
 
     tokenizer: str = field(repr=False)
     query_prompt: str = ""
@@ -40,7 +40,7 @@ class Tokenization:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything that determines the tokens."""
+        """SHA-256 of everything that determines the tokens."""
         return _sha256("\0".join(map(_sha256, (self.tokenizer, self.query_prompt, self.passage_prompt))))
 
     @property
@@ -59,7 +59,7 @@ class Tokenization:
         return _vocabulary(self.tokenizer)
 
     def encode(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
-        """Return the token ids of the prompt and each text together. Texts are cut at `MAX_CHARACTERS`."""
+        """Return the token ids of each text after the prompt. Texts are cut at `MAX_CHARACTERS`."""
         prepared = [prompt + text[:MAX_CHARACTERS] for text in texts]
         backend, ids = _backend(self.tokenizer), []
         for some in _slices(prepared):
@@ -68,7 +68,7 @@ class Tokenization:
 
 
 def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Divide a list of texts into slices. A slice has one text, or at most `MAX_CHARACTERS` characters in all."""
+    """Divide a list of texts into slices. A slice has one text, or at most `MAX_CHARACTERS` characters in total."""
     first = characters = 0
     for index, text in enumerate(texts):
         characters += len(text)
@@ -83,7 +83,7 @@ def _sha256(text: str) -> str:
 
 
 def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:
-    """Return the concatenated token ids, and the start of each text followed by the end of the last one, as int64."""
+    """Return the concatenated token ids, and the start of each text followed by the end of the last text, as int64."""
     offsets = np.zeros(len(token_ids) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in token_ids], out=offsets[1:])
     return np.fromiter(chain.from_iterable(token_ids), dtype=dtype, count=offsets[-1]), offsets

@@ -1,8 +1,8 @@
-"""Opening of a data set by name, path or URI. It is prepared first if necessary, and copied to this node if remote.
+"""Opening of a data set by name, path or URI. If necessary, it is first prepared, and copied to this node from a store.
 
 If a data set has no `dev` split, a tenth of the training queries (at most 1,000) becomes `dev`: those whose ids have
 the smallest SHA-256. The same fraction of the queries without an answer is added. If `train` is opened together with
-this `dev`, it does not contain these queries; if it is opened without `dev`, it is complete.
+this `dev`, `train` lacks these queries; if `train` is opened without `dev`, it is complete.
 
 Training reads documents in random order. So if a prepared data set is in an object store, every node has a complete
 copy (`store.remote_folders`), instead of reading each document from the store."""
@@ -41,7 +41,7 @@ def open_dataset(
     run: Runner = in_this_process,
     log: Log = ignore_line,
 ) -> RetrievalDataset:
-    """Open a data set. It is checked, and prepared if necessary. Its `quarantine` lists the bad rows. Raise
+    """Open a data set, after checking it and, if necessary, preparing it. Its `quarantine` lists the bad rows. Raise
     `DataError` if the data set or a split does not exist, a file is broken, or too many rows are bad.
 
     Args:
@@ -49,7 +49,7 @@ def open_dataset(
         splits: splits whose judgements are read.
         max_bad_rows: allowed fraction of bad rows of each file, 0 to 1.
         bm25_language: see `Documents`.
-        tokenization: tokenizer and prompts; None to read texts without tokens.
+        tokenization: tokenizer and prompts; None to open texts without tokens.
         log: function that gets progress lines of the preparation.
     """
     requested = list(splits)
@@ -79,7 +79,7 @@ def open_all_splits(
 
 
 def _with_lender(splits: list[str]) -> tuple[str, ...]:
-    """Return the splits whose files are checked. With `dev` also `train`, because `dev` may be held out from it."""
+    """Return the splits whose files are checked. `dev` also requires `train`, because `dev` may be held out from it."""
     return (*splits, TRAIN) if DEV in splits else tuple(splits)
 
 
@@ -120,7 +120,7 @@ def _locate(request: Request, run: Runner, log: Log) -> tuple[PreparedDirectory,
     """Return the prepared directory (existing or new), and the path or URI with which other processes can open it."""
     is_stored = request.dataset.partition("://")[0] in SCHEMES
     folder = Path(copy_of(request.dataset)) if is_stored else expanded(request.dataset)
-    if address_of(folder):  # it is in an object store; its large files are downloaded when it is opened
+    if address_of(folder):  # the directory is in an object store; opening it downloads the large files
         pull(folder / MANIFEST)
         if PreparedDirectory.find(folder) is not None:
             pull(folder)
@@ -137,7 +137,7 @@ def _locate(request: Request, run: Runner, log: Log) -> tuple[PreparedDirectory,
 
 
 def lent_dev_line(dataset: RetrievalDataset) -> str:
-    """Return a line that tells that `dev` was held out from `train`. Return an empty text if it was not."""
+    """Return a line that says that `dev` was held out from `train`; empty if it was not."""
     if not dataset.has_lent_dev:
         return ""
     count = len(np.unique(dataset.judgements[DEV].queries))
@@ -145,7 +145,7 @@ def lent_dev_line(dataset: RetrievalDataset) -> str:
 
 
 def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
-    """Return the data set with `train` divided into `train` and `dev`, by the hashes of the query ids."""
+    """Return the data set after moving some queries from `train` to `dev`, chosen by the hashes of the query ids."""
     train = dataset.judgements[TRAIN]
     queries = np.unique(train.queries)
     if len(queries) < 2:

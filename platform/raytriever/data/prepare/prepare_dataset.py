@@ -1,6 +1,6 @@
 """Preparation of a data set: files of any known format are converted once to a directory of shards.
 
-1. The files are listed and the format is recognized. The key is the digest of their bytes and of the settings.
+1. The files are listed and the format is recognized. The key is a digest of the files' bytes and of the settings.
 2. An existing directory with that key is used. Otherwise a `Runner` converts every block to a shard (`text_shards`): in
    this process, in a pool of processes, or with Ray. Then positions are computed (`assemble_shards`).
    A preparation that was killed is continued (`text_shards`).
@@ -41,11 +41,11 @@ from raytriever.data.prepare.text_shards import WORK, ShardSummary, ShardWriter,
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.records_and_bad_rows import Quarantine, bad_entry, check_fraction
 
-# Increase this number if the same files give other rows than before. Then the cache is computed again. Prepared
+# Increase this number if the same files now give other rows. Then data sets are prepared again in the cache. Prepared
 # directories stay readable.
 _READING = 2
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
-# From this size of a source on, the result is written durably. A smaller source is prepared again in a minute.
+# If a source has at least this many bytes, its result is synced to disk. A smaller one is quickly prepared again.
 _DURABLE_FROM = 64 << 20
 _LOG_SECONDS = 10
 
@@ -55,7 +55,7 @@ Log = Callable[[str], None]
 
 
 def ignore_line(text: str) -> None:
-    """Do nothing. The function is the `log` of callers that print no lines."""
+    """Do nothing. Callers that print no lines pass this function as `log`."""
 
 
 def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSummary]:
@@ -66,7 +66,7 @@ def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSumm
 
 
 def block_bytes(total_bytes: int) -> int:
-    """Return the size of a block in bytes. It gives a few hundred blocks, unless they would be too small or large."""
+    """Return the block size in bytes that gives a few hundred blocks, unless they would be too small or large."""
     return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
 
 
@@ -74,8 +74,8 @@ def block_bytes(total_bytes: int) -> int:
 class Request:
     """Request to prepare a data set; see `Source.open`, `recognize` and `open_dataset`.
 
-    `division` divides a single file of queries and passages. Files of other splits than `splits` may have any number of
-    bad rows; if `splits` is None, all files are checked."""
+    `division` divides a single file of queries and passages. A file of a split that is not in `splits` may have any
+    number of bad rows; None checks all files."""
 
     dataset: str
     tokenization: Tokenization | None = None
@@ -87,8 +87,8 @@ class Request:
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
-        """Return the SHA-256 over the bytes of the files, their paths, and all settings that determine the shards. The
-        paths count because bad rows are listed by path."""
+        """Return the SHA-256 of the bytes of the files, their paths, and all settings that determine the shards. The
+        paths are included because bad rows are listed by path."""
         tokens = self.tokenization.digest if self.tokenization else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
@@ -98,7 +98,7 @@ class Request:
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def check_files(self, files: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `DataError` if a file of the checked splits has too many bad rows. `count_rows` returns `files`."""
+        """Raise `DataError` if a file of the checked splits has too many bad rows. `files` comes from `count_rows`."""
         for file in files:
             if self.splits is None or file["split"] is None or file["split"] in self.splits:
                 check_fraction(file["where"], file["rows"], file["bad"], file["first"], self.max_bad_rows)
@@ -107,9 +107,9 @@ class Request:
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, log: Log = ignore_line
 ) -> PreparedDirectory:
-    """Return a prepared data set in `output` or in the cache. Prepare it if this was not yet done. Raise `DataError` if
-    the data set does not exist, its format is unknown, a file is broken, or too many rows are bad. Raise `StorageError`
-    if `output` holds something else, or cannot be written."""
+    """Return a prepared data set in `output` or in the cache. Prepare the data set if this was not yet done. Raise
+    `DataError` if the data set does not exist, its format is unknown, a file is broken, or too many rows are bad. Raise
+    `StorageError` if `output` holds something else, or cannot be written."""
     is_embedded = request.dataset == PYDOCS
     source = Source.open(pydocs_folder() if is_embedded else request.dataset)
     source = replace(source, name=request.dataset) if is_embedded else source
@@ -152,13 +152,13 @@ class _Preparation:
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
-        """Path and size of each file that is read."""
+        """Path and size of each file that the plan reads."""
         read = {part.where for part in self.plan.parts}
         return [(file.where, file.size) for file in self.source.files if file.where in read]
 
     @property
     def size(self) -> int:
-        """Number of bytes of all files."""
+        """Number of bytes of all files that the plan reads."""
         return sum(size for _, size in self.sizes)
 
     def cached(self, folder: Path) -> PreparedDirectory:
@@ -170,7 +170,7 @@ class _Preparation:
         return directory
 
     def known(self, directory: PreparedDirectory) -> PreparedDirectory:
-        """Return a data set that was prepared before, if its bad rows are few enough for the request."""
+        """Return a data set that was prepared before, after a check that the request allows its number of bad rows."""
         self.request.check_files(directory.meta["files"])
         self.log(f"{self.source.name}: prepared before (digest {self.key[:12]}), read from {directory.folder}")
         return directory
@@ -217,7 +217,7 @@ class _Preparation:
         for shard in self.run(ShardWriter(self.plan.parts, folder, self.request.tokenization), self.size):
             if shard.number == 0:
                 first[shard.part] = shard
-            while checked in first:  # in the order of the files, so that the error always names the first bad file
+            while checked in first:  # in the files' order, so that the error always names the first bad file
                 begin_of_file, where = first.pop(checked), self.plan.parts[checked].where
                 count, bad = begin_of_file.rows, begin_of_file.bad
                 if count == len(bad):
@@ -234,7 +234,7 @@ class _Preparation:
 def count_rows(
     parts: Sequence[Part], summaries: Sequence[ShardSummary], late: BadRows
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return each file's numbers of rows and bad rows and its first bad row. Return all bad rows, by file and row."""
+    """Return each file's numbers of rows and of bad rows, and its first bad row. Also return all bad rows in order."""
     rows: Counter[int] = Counter()
     bad: list[list[dict[str, Any]]] = [[] for _ in parts]
     for shard in summaries:
@@ -257,7 +257,7 @@ _SHARED = [__name__, "pyarrow", "pandas"]
 
 def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardSummary]:
     """Write the shards in a pool of processes, and yield reports as they finish. Raise `DataError` if a file is broken,
-    or if several processes died over one block."""
+    or if `TRIES` processes died while they wrote one block."""
     size = block_bytes(total_bytes)
     blocks = (block for index, part in enumerate(writer.parts) for block in read_blocks(part, index, size))
     try:

@@ -2,7 +2,7 @@
 
 Correct digests do not make a directory safe, because an attacker can write digests too. So each file must have the
 types and lengths that `prepare` writes, and every position must refer to an existing row. The checks of offsets and
-texts read all files. Like the check of digests, they run again only after a file has changed."""
+texts read all files. Like the check of digests, these checks run again only after a file has changed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
 JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
-LABELS = "labels"  # of the judgements of a split, where its data has any
+LABELS = "labels"  # folder of the judgements' labels, if the data has labels; it has a file for each split
 HASHES = "hashes.npy"  # end of the file names `documents.hashes.npy` and `queries.hashes.npy`
 # Columns of the Arrow files of documents and of queries, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS = (
@@ -74,7 +74,7 @@ class SideMeta(TypedDict):
     Args:
         rows: number of all rows, including repeated ones.
         live: number of rows that have a position, see `columns.Rows`.
-        digest: SHA-256 over ids and contents, in order.
+        digest: SHA-256 of ids and contents, in order.
         repeated: number of rows that repeat an earlier row.
         same_text: number of rows whose text is a copy of an earlier text; see `hashed_ids`.
     """
@@ -108,8 +108,8 @@ class DatasetMeta(TypedDict):
 
 @dataclass(frozen=True)
 class PreparedDirectory:
-    """Directory of a prepared data set, which may be damaged. The names of its files and the metadata come from its
-    manifest, which is read once."""
+    """Directory of a prepared data set, which may be damaged. The manifest, which is read at the beginning, has the
+    names of the files and the metadata."""
 
     folder: Path
     manifest: Manifest
@@ -165,7 +165,7 @@ class PreparedDirectory:
         return dataset
 
     def files(self, begin: str, end: str = "") -> list[Path]:
-        """Return, sorted, the files of the manifest with this prefix and suffix. Ignore files outside the manifest."""
+        """Return, sorted, the files of the manifest with this prefix and suffix. Ignore all other files."""
         names = sorted(self.manifest["files"])
         return [self.folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
@@ -226,7 +226,7 @@ def _side(
     texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
-    # A data set without documents has no shards. Then the column of tokens is empty, not missing.
+    # Without documents, there are no shards. The column of tokens is then empty, not missing.
     tokens = [read_tokens(file, length) for file, length in zip(shards, lengths, strict=True)]
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
 
@@ -261,7 +261,7 @@ def _judgements(file: Path, labels: Path | None, queries: int, documents: int) -
     if labels is not None:
         judgements = replace(judgements, labels=read_array(labels, ["float32"], (len(judgements),), PREPARE_AGAIN))
         if ((judgements.labels < 0) | (judgements.labels > 1)).any():
-            raise StorageError("a label is not within 0 and 1", str(labels), PREPARE_AGAIN)
+            raise StorageError("a label is not between 0 and 1", str(labels), PREPARE_AGAIN)
     _check_pairs(file, judgements.queries, judgements.documents, queries, documents)
     _check_range(file, "a source", judgements.sources, len(SOURCES))
     _check_range(file, "a rank", judgements.ranks)
@@ -289,7 +289,7 @@ def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:
 
 
 def _query_texts(file: Path, queries: int, full: bool, least_step: int) -> tuple[ndarray, Any]:
-    """Return the positions of queries and their texts. The positions must ascend by at least `least_step`."""
+    """Return query positions and their texts. Each position must be at least `least_step` above the one before."""
     positions, texts = read_texts(file, full)
     _check_range(file, "the position of a query", positions, queries)
     _check_order(file, "queries", bool((np.diff(positions) >= least_step).all()))

@@ -1,4 +1,4 @@
-"""Shard writer: it checks, tokenizes and writes a block of rows as one shard, and returns a small report.
+"""Shard writer, which checks, tokenizes and writes a block of rows as one shard, and returns a small report.
 
 1. The rows are parsed. Each bad row is quarantined, with its number and reason.
 2. Texts are written to Arrow files, and tokens to flat arrays next to them, in the folders of the data set.
@@ -6,8 +6,8 @@
    other files, and the hashes of ids and contents. When every shard exists, `assemble` computes positions from them.
 
 Every file is written under a temporary name and then renamed. A killed preparation leaves its hidden directory. The
-next preparation with the same key renames this directory and continues in it. So a process that is still running after
-the kill cannot write there."""
+next preparation with the same key renames this directory and continues in it. So a process of the
+killed preparation that is still running cannot write there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from raytriever.data.prepare.prepared import DOCUMENTS, JUDGEMENTS, NEGATIVES, Q
 from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES, Judgement, Negative, bad_entry
 from raytriever.models.prompts import TITLE, fill_title
 
-# Bytes of texts (with keys and judgements) and of tokens per uncompressed byte of the source; compression factor.
+# Estimates: bytes of texts (with keys and judgements) and bytes of tokens per byte of source; factor of decompression.
 _FRACTION_OF_TEXTS, _FRACTION_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
 WORK, _KEY, _SUMMARY = "work", "key", "summary"
@@ -49,7 +49,7 @@ WORK, _KEY, _SUMMARY = "work", "key", "summary"
 @dataclass(frozen=True)
 class Side:
     """Documents or queries of a block: the stored columns; and, for each text, its row number, the key of its content,
-    and the text that the tokenizer reads after the prompt."""
+    and the text that the tokenizer reads after `prompt`."""
 
     columns: Mapping[str, Sequence[str]]
     texts: Sequence[str]
@@ -74,7 +74,7 @@ class Side:
 
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenization: Tokenization | None) -> Side:
-        """Return the queries of a block. If a row has a prompt, it replaces the prompt of the data set."""
+        """Return the queries of a block. The prompt of a row replaces the prompt of the data set."""
         ids, texts, prompts = _columns(parsed.records.queries, 3)
         default = tokenization.query_prompt if tokenization else ""
         read = [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)]
@@ -110,7 +110,7 @@ def _tokenize(tokenization: Tokenization, prompt: str, texts: list[str]) -> tupl
 def _pairs(
     name: str, pairs: Sequence[Judgement] | Sequence[Negative], kinds: list[int], splits: list[str], rows: ndarray
 ) -> dict[str, ndarray]:
-    """Return judgements or negatives as arrays: queries and documents as keys for matching, and as ids for messages."""
+    """Return judgements or negatives as arrays; queries and documents as keys for matching, and as ids for messages."""
     arrays = {
         "queries": keys_of(key_of(pair.query) for pair in pairs),
         "documents": keys_of(key_of(pair.document) for pair in pairs),
@@ -152,7 +152,7 @@ class ShardSummary:
     """Summary of a shard."""
 
     part: int
-    number: int  # number of the block of the part, from 0
+    number: int  # number of the block within the part, from 0
     rows: int  # number of rows that were read, including bad rows
     bad: tuple[dict[str, Any], ...] = ()  # bad rows, made by `bad_entry`
     # Size and digest of each file, by its name in the data set.
@@ -160,7 +160,7 @@ class ShardSummary:
 
     @property
     def stem(self) -> str:
-        """Stem of the shard's file names. Shards sorted by stem are in the order of the rows."""
+        """Stem of the shard's file names. Sorted by stem, shards are in the order of the rows."""
         return f"{self.part:05d}-{self.number:06d}"
 
 
@@ -173,7 +173,7 @@ class ShardWriter:
     tokenization: Tokenization | None  # tokenizer and prompts; None to write texts without tokens
 
     def __call__(self, block: FileBlock) -> ShardSummary:
-        """Write the shard of a block, unless it is already finished. Raise `DataError` if its file is broken."""
+        """Write the shard of a block, unless the shard is already finished. Raise `DataError` if the file is broken."""
         stem = ShardSummary(block.part, block.number, 0).stem
         with disk_errors(self.folder):
             return self._finished(stem) or self._write(block, stem)
@@ -224,8 +224,8 @@ class ShardWriter:
         return summary
 
     def _write_side(self, stem: str, side: Side) -> tuple[dict[int, str], dict[str, FileEntry], dict[str, ndarray]]:
-        """Write texts and tokens, but only once for equal ids and contents. Leave out texts that cannot be tokenized.
-        Return why they cannot, by row; the entries of the files; and the keys for `assemble`."""
+        """Write texts and tokens, only one time for equal ids and contents. Skip texts that cannot be tokenized.
+        Return the reasons for skipped texts, by row; the entries of the files; and the keys for `assemble`."""
         import pyarrow as pa
 
         keys = list(map(key_of, side.columns["id"]))

@@ -3,9 +3,9 @@
 1. A stream is an endless sequence of epochs of equal size. Each is computed from its number alone. The simplest stream
    has one permutation for each epoch; `dataset_mixture` and `no_duplicates` make other streams.
 2. Step t reads positions t * b to (t + 1) * b - 1 of the stream, where b is the global batch size. Each worker reads
-   its fraction of them.
-3. So the last batch of an epoch is filled from the next epoch. Nothing is dropped or padded, and every example occurs
-   once in each epoch. To resume, only the order of one epoch is computed, or of two if a batch spans two epochs.
+   its part of these positions.
+3. So the last batch of an epoch is filled from the next epoch. No example is dropped or padded, and each occurs one
+   time per epoch. To resume, only the order of one epoch is computed, or of two if a batch spans two epochs.
 
 All random choices are pure functions of seed, epoch, example and purpose, so a restart loses no state. NumPy guarantees
 that the raw words of its generators never change, but does not guarantee this for shuffles and samples. So all samples
@@ -26,7 +26,7 @@ from raytriever.core.errors import ConfigError, setting
 
 
 class Epoch(NamedTuple):
-    """Epoch of a stream: for each slot, the example, and the number of its epoch within its own data set."""
+    """Epoch of a stream: for each slot, the example and `seen_in`, the epoch of the example's own data set."""
 
     examples: Int64[ndarray, " slots"]
     seen_in: Int64[ndarray, " slots"]
@@ -40,7 +40,7 @@ class Stream(Protocol):
         """Number of slots of an epoch."""
 
     def epoch(self, number: int) -> Epoch:
-        """Return epoch `number` (from 0) as read-only arrays. It does not depend on earlier calls."""
+        """Return epoch `number` (from 0) as read-only arrays, independent of earlier calls."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the training examples of an epoch, in global batches over all workers. `stream` is the stream to read,
+    """Order of the training examples, in global batches over all workers. `stream` is the stream to read,
     see `dataset_mixture.arrange`; `Shuffled` by default."""
 
     examples: int
@@ -76,7 +76,7 @@ class Order:
         return self._read(step).examples
 
     def epochs(self, step: int) -> Int64[ndarray, " batch"]:
-        """Return the epoch (from 0) of each example of the step's batch. Each data set has its own epochs."""
+        """Return the epoch (from 0) of each example in the step's batch. Each data set counts its own epochs."""
         return self._read(step).seen_in
 
     def steps(self, epochs: float) -> int:
@@ -108,7 +108,7 @@ def read(stream: Stream, start: int, stop: int) -> Epoch:
 
 
 def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64[ndarray, " local"]:
-    """Return the contiguous part of worker `rank` of `size`; raises `ConfigError` if the parts are not equal."""
+    """Return the contiguous part of a batch for one worker; raises `ConfigError` if the parts are not equal."""
     if len(batch) % size:
         multiple = f"{size}, such as {-(-len(batch) // size) * size}"
         remedy = f"give a multiple of {multiple}, or another {setting('num_workers')}"
@@ -117,7 +117,7 @@ def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64
     return batch[rank * local : (rank + 1) * local]
 
 
-WORD = 2**64 - 1  # largest number of 64 bits; also a mask
+WORD = 2**64 - 1  # largest 64-bit number; also used as a mask
 
 
 @lru_cache(maxsize=2)
@@ -132,7 +132,7 @@ def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
 def words(
     seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
 ) -> UInt64[ndarray, "..."]:
-    """Return random words by splitmix64 over the arguments, of shape `[batch]`, or `[batch, columns]` with `columns`.
+    """Return 64-bit random words by splitmix64 of the arguments: `[batch]`, or `[batch, columns]` with `columns`.
 
     Args:
         epochs, examples: `[batch]`.

@@ -3,8 +3,8 @@
 1. Each data set has its own endless stream. A round of the mixture has about as many slots as all data sets have
    examples. It consists of turns of one slot, or of one batch of slots. Each turn belongs to one data set.
 2. A data set has the same number of turns in each round: its fraction by weight, rounded, at least one. (seed, round)
-   determines their order. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each example
-   occurs once in each epoch of its data set. By default, weights are sizes; then all epochs end at the same time."""
+   determines the turns' order. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each
+   example occurs once per epoch of its data set. By default, sizes are the weights; then all epochs end together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FLAG = setting("dataset_weights")
 
 
 class Mixture:
-    """Stream that mixes the streams of several data sets; examples are numbered through all data sets. `run` is the
-    number of slots of a turn: 1, or the batch size if each batch is from one data set."""
+    """Stream that mixes the streams of several data sets. Indices of examples continue from one data set to the next.
+    `run` is the number of slots of a turn: 1, or the batch size if each batch is from one data set."""
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[float], seed: int, run: int = 1) -> None:
         self._streams, self._seed, self._run = tuple(streams), seed, run
@@ -53,25 +53,25 @@ class Mixture:
 
 
 def parse_weights(text: str, sizes: Sequence[int]) -> tuple[float, ...]:
-    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set. An empty text means the sizes. Raise
-    `ConfigError` if the number of weights differs from the number of data sets, a weight is not above 0, or a data set
-    with a weight has no examples."""
+    """Parse weights such as `2,1` or `0.7,0.3`, one for each data set. For an empty text, the sizes are the weights.
+    Raise `ConfigError` if the number of weights differs from the number of data sets, a weight is not above 0, or a
+    data set with a weight has no examples."""
     if not text.strip():
         return tuple(sizes)
     words = [word.strip() for word in text.split(",")]
     if len(words) != len(sizes):
         what = f"{len(sizes)} data sets need {len(sizes)} weights, but {text!r} has {len(words)}"
-        raise ConfigError(what, _FLAG, "give one for each, as in 2,1")
+        raise ConfigError(what, _FLAG, "give one weight for each, as in 2,1")
     weights = []
     for word, size in zip(words, sizes, strict=True):
         try:
             weight = float(word)
         except ValueError:
             weight = 0.0
-        if not 0 < weight < 1e100:  # the comparison is false for NaN, too
-            raise ConfigError(f"{word!r} is no weight", _FLAG, "give numbers above 0, as in 2,1")
+        if not 0 < weight < 1e100:  # the comparison is also false for NaN
+            raise ConfigError(f"{word!r} is not a weight", _FLAG, "give numbers above 0, as in 2,1")
         if not size:
-            raise ConfigError(f"weight {word} belongs to a data set without training examples", _FLAG, "leave it out")
+            raise ConfigError(f"weight {word} is for a data set without training examples", _FLAG, "remove both")
         weights.append(weight)
     return tuple(weights)
 
@@ -92,7 +92,7 @@ def arrange(
 
     Args:
         batch_size: number of examples in the global batch, over all workers.
-        weights: weights of the data sets, see `parse_weights`; "" for their sizes.
+        weights: weights of the data sets, see `parse_weights`; "" for the sizes of the data sets.
         mixing: `examples` mixes data sets within each batch, `batches` reads each batch from one data set.
         no_duplicates: avoid batches with two queries that share a positive, see `Spread`.
     """

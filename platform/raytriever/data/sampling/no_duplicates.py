@@ -1,11 +1,11 @@
-"""Batches without two queries that share a positive, from any stream; each epoch stays complete.
+"""Batches from any stream in which no two queries share a positive. Each epoch stays complete.
 
 If an example shares a relevant document with its batch, it waits for the next batch. All relevant documents of a query
-are compared, sampled or not: they would be false negatives. `shared` counts the few queries that still share one:
+are compared, sampled or not: they would be false negatives. `shared` counts the few remaining cases:
 
-1. If a document has more queries than there are batches, a batch has two of them.
+1. If a document has more queries than there are batches, some batch has two of these queries.
 2. The last batches of an epoch get all examples that are still waiting.
-3. In a batch that spans two epochs, the second part ignores the first, because an epoch depends on its number alone."""
+3. In a batch that spans two epochs, the part of the second epoch is arranged without regard to the first."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import numpy as np
 from raytriever.data.dataset import Positives, positions_of_run_files
 from raytriever.data.sampling.batch_order import Epoch, Order, Stream
 
-# Number of waiting examples that are tried for each slot of a batch. A larger number is slow for frequent documents.
+# Number of waiting examples that are tried for each slot of a batch. More would be slow if documents repeat often.
 _TRIED = 64
 
 
 class Spread:
-    """Stream that rearranges the epochs of another stream for one batch size. `positives` are all positives."""
+    """Stream that rearranges the epochs of another stream for one batch size. `positives` are those of all examples."""
 
     def __init__(self, stream: Stream, batch_size: int, positives: Positives) -> None:
         self._stream, self._batch = stream, batch_size
@@ -66,7 +66,7 @@ def shared(order: Order, positives: Positives, steps: range) -> int:
     counts = np.diff(positives.offsets)[items]
     documents = positives.documents[positions_of_run_files(positives.offsets[items], counts)]
     owners = np.repeat(np.arange(len(items)), counts)
-    # True for each occurrence of a document in a batch except the first.
+    # True for each occurrence of a document in a batch, except the first one.
     again = np.ones(len(owners), bool)
     batches = owners // order.batch_size * (documents.max() + 1)
     again[np.unique(batches + documents, return_index=True)[1]] = False

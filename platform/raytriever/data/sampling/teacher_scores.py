@@ -1,7 +1,7 @@
 """Teacher scores, or graded relevance, of pairs of a query and a document: a table by position, and Parquet files.
 
-In memory a pair and its score take twelve bytes. On disk a table is a committed directory (`store`) of
-`part-00000.parquet` and so on. Its manifest identifies the queries and documents. A single Parquet file with the same
+In memory, a pair and its score take twelve bytes. On disk, a table is a committed directory (`store`) of files
+`part-00000.parquet`, .... The manifest identifies the queries and documents. A single Parquet file with the same
 columns is also read."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raytriever.data.sampling.training_examples import Examples
 class TeacherTable:
     """Teacher scores of pairs."""
 
-    pairs: Int64[ndarray, " pairs"]  # query position times `documents` plus document position, ascending and distinct
+    pairs: Int64[ndarray, " pairs"]  # query position * number of documents + document position; ascending and distinct
     scores: Float32[ndarray, " pairs"]  # finite scores; higher is more relevant
     documents: int
 
@@ -36,7 +36,7 @@ class TeacherTable:
     def of(
         cls, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, scores: ndarray, where: str
     ) -> TeacherTable:
-        """Build a table from pairs of positions and their scores, in any order. `where` is the path for messages. Raise
+        """Build a table from pairs of positions and their scores, in any order. Messages name the path `where`. Raise
         `DataError` if there is no pair, if a score is not finite, or if a pair has two scores."""
         if not len(scores):
             raise DataError("has no scores", where, "score some pairs first")
@@ -45,7 +45,7 @@ class TeacherTable:
         bad = np.flatnonzero(~np.isfinite(scores))
         if len(bad):
             names = dataset.queries.ids[int(queries[bad[0]])], dataset.documents.ids[int(documents[bad[0]])]
-            example = f"the first of query {names[0]!r} and document {names[1]!r}"
+            example = f"the first is of query {names[0]!r} and document {names[1]!r}"
             what = f"{len(bad)} of {len(scores)} scores are not finite, {example}"
             raise DataError(what, where, "score them again, or leave those pairs out")
         pairs = np.asarray(queries, dtype=np.int64) * len(dataset.documents) + documents
@@ -63,9 +63,9 @@ class TeacherTable:
 
     @classmethod
     def of_grades(cls, dataset: RetrievalDataset, split: str) -> TeacherTable:
-        """Build a table of the labels above 0 of a split, 0 to 1; without rows if all are equal: binary relevance.
+        """Build a table of those labels of a split that are above 0. If these labels are all equal, the table is empty.
 
-        A label is that of the data, else the grade divided by the highest grade of the split."""
+        The label of a pair is that in the data (0 to 1), else its grade divided by the highest grade of the split."""
         rows = dataset.judgements[split]
         labels = np.where(np.isnan(rows.labels), rows.scores / rows.scores.max(initial=1), rows.labels)
         rows, labels = rows.where(labels > 0), labels[labels > 0]
@@ -94,7 +94,7 @@ class TeacherTable:
     def of_groups(
         self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
     ) -> Float32[ndarray, "batch group"]:
-        """Return the score of each document for the query of its row; NaN if there is no score."""
+        """Return the score of each document for the query of the document's row; NaN if there is no score."""
         return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
 
     def of_pairs(
@@ -109,7 +109,7 @@ class TeacherTable:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over pairs and scores."""
+        """SHA-256 of pairs and scores."""
         state = hashlib.sha256(self.pairs.astype("<i8").tobytes())
         state.update(self.scores.astype("<f4").tobytes())
         return state.hexdigest()
@@ -117,7 +117,7 @@ class TeacherTable:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of positives and of hard negatives for training, and how many of each the teacher has scored."""
+    """Numbers of positives and of hard negatives for training, and how many of both the teacher has scored."""
 
     positives: int
     scored_positives: int
@@ -126,7 +126,7 @@ class Coverage:
 
     @classmethod
     def of(cls, table: TeacherTable, examples: Examples) -> Coverage:
-        """Count the scores of the examples of a split."""
+        """Count the examples' positives and hard negatives, and those with a score."""
         counts = []
         for sampled in examples.sampled:
             owners = np.repeat(sampled.queries, np.diff(sampled.offsets))
@@ -164,22 +164,22 @@ _KINDS = {"query": TEXT, "document": TEXT, "score": NUMBER}
 
 
 def identity(dataset: RetrievalDataset) -> dict[str, str]:
-    """Return the digests of the queries and documents of scores. They do not depend on the opened splits."""
+    """Return the digests of a data set's queries and documents. They do not depend on the opened splits."""
     return {"queries": dataset.queries.digest, "documents": dataset.documents.digest}
 
 
 def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
     """Read scores of a directory that `raytriever score` wrote, or of one Parquet file, for a data set. Raise
-    `DataError` if the path does not exist, or has scores of other texts; a column is missing or has another type; an id
-    is unknown, a score is not finite, or a pair has two scores."""
+    `DataError` if the path does not exist or has scores of other texts, if a column is missing or has another type, or
+    if an id is unknown, a score is not finite, or a pair has two scores."""
 
     def check(meta: Mapping[str, Any]) -> None:
         if meta.get("kind") != KIND:
-            what = f"has {meta.get('kind') or 'something else'}, not teacher scores"
+            what = f"holds {meta.get('kind') or 'other data'} instead of teacher scores"
             raise DataError(what, str(path), SCORES.remedy)
         for name, digest in identity(dataset).items():
             if meta.get(name) != digest:
-                of = f"of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
+                of = f"those of {meta.get('dataset')} when scored, not of {dataset.name} now"
                 raise DataError(
                     f"has scores of other {name}: {of}", str(path), "score this data set with `raytriever score`"
                 )

@@ -5,17 +5,17 @@ any restart, and differs between epochs.
 
 The setting `positives` selects the positives of a group by their source. `all` uses every relevant document. `human`
 and `llm` use one source. `human-first` makes mixed groups: first a human positive, then LLM positives. A query without
-a first positive is not an example.
+a positive for the first place is not an example.
 
 Known documents of a query never become its negatives. They are its relevant documents from all sources, those of equal
-queries, and all copies of these documents (`data.hashed_ids`). The first of equal documents represents all of them.
+queries, and all copies of these documents (`data.hashed_ids`). In arrays, the first of equal documents stands for all.
 
 The negatives of every group follow the fractions by origin as closely as whole numbers allow. Of n negatives, an origin
 gets floor or ceil of n times its fraction, sampled so that the expectation is exact, even for n = 1. For this, the
 fractions are laid end to end on [0, n]. A random number u in [0, 1) for each (seed, epoch, example) shifts a grid of
-step 1. The grid points in an origin's interval are its number of negatives (systematic sampling, Madow 1949). If a
-query has no negative of an origin, its other origins divide this fraction in proportion. Random documents get it only
-if no other origin is left."""
+step 1. An origin gets one negative for each grid point in its interval (systematic sampling, Madow 1949). If a
+query has no negative of an origin, its other origins share this fraction in proportion. Random documents get it only
+if the query has no other origin."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ ALL, HUMAN_FIRST = "all", "human-first"
 def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, tuple[Positives, ...]]:
     """Return the queries that are examples, and the positives from which their groups are sampled.
 
-    The second value has the candidates for the first positive of a group. For `human-first` it also has the candidates
-    for the further positives. A query may have no candidate for a further positive. Raise `DataError` if no query has a
-    positive of the source."""
+    The second value has the candidates for the first positive of a group and, for `human-first`, the candidates for
+    the other positives. A query may have no candidate for these. Raise `DataError` if no query has a positive of the
+    source."""
     if which == ALL:
         return positives, (positives,)
     human, llm = (_of_source(positives, source) for source in SOURCES)
@@ -64,18 +64,18 @@ def _of_source(positives: Positives, source: str) -> Positives:
     return Positives(positives.queries, before[positives.offsets], *columns)
 
 
-# Numbers of the purposes of samples. Samples of an example for different purposes must be independent.
+# Purposes of random numbers, see `words`. Samples of an example for different purposes must be independent.
 _POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _FRACTION = 1, 2, 3, 4, 5
 
 
 def check_positives(positives: Positives, dataset: RetrievalDataset, split: str) -> None:
-    """Raise `DataError` if a split has no positive, or if every document is relevant to one of its queries."""
+    """Raise `DataError` if a split has no positive, or if every document is relevant to the same query."""
     if not len(positives):
         raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "give another split")
     query_starts, document_starts = starts_of(dataset)
     part = np.searchsorted(query_starts, positives.queries, "right") - 1
     if (np.diff(positives.offsets) >= np.diff(document_starts)[part]).any():
-        raise DataError("every document is relevant to some query", dataset.name, "add other documents")
+        raise DataError("every document is relevant to one and the same query", dataset.name, "add other documents")
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Examples:
     negatives: NegativesTable | None = None
     # Fractions of the negatives by origin, see above; None if all rows of a query have equal weight.
     fractions: Float64[ndarray, " origins"] | None = None
-    ranked: bool = False  # use the positives of the lowest ranks, instead of a new sample in each epoch
-    # `query_copies`, `document_copies`: copies of texts, which are treated as one text.
+    ranked: bool = False  # use the positives with the lowest ranks, instead of a new sample in each epoch
+    # `query_copies`, `document_copies`: copies of earlier texts; equal texts are treated as one.
     query_copies: Copies = NO_COPIES
     document_copies: Copies = NO_COPIES
 
@@ -113,8 +113,8 @@ class Examples:
         """Return the examples of an opened split of one data set, or of a combined one (`combine_datasets.combine`).
 
         `sources` selects the positives of groups by source: `all`, `human`, `llm` or `human-first`. Raise `DataError`
-        if the split has no positive (of the source), or a query to which all documents are relevant; or the table is of
-        another data set."""
+        if the split has no positive (of the source), if all documents are relevant to one query, or if the table
+        belongs to another data set."""
         known = dataset.positives(split)
         check_positives(known, dataset, split)
         positives, sampled = groups_of(known, sources, f"{dataset.name} {split}")
@@ -136,8 +136,8 @@ class Examples:
     def known(
         self, examples: Int64[ndarray, " batch"]
     ) -> tuple[Int64[ndarray, " positives"], Int64[ndarray, " positives"]]:
-        """Return the known documents of a batch of examples: for each, the index of its example in the batch, and the
-        position of the first document that equals it."""
+        """Return the known documents of a batch of examples: for each, the index of the example in the batch, and the
+        position of the first document that equals the known one."""
         offsets, documents = self._known
         starts = offsets[examples]
         counts = offsets[examples + 1] - starts
@@ -156,12 +156,12 @@ class Examples:
     def groups(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], positives: int, negatives: int
     ) -> tuple[Int64[ndarray, "batch positives"], Int64[ndarray, "batch positives+negatives"]]:
-        """Return the positives of each example (-1 if missing), and its whole group of passages: the positives, then
-        the negatives. More negatives replace missing positives, so that all groups have the same size."""
+        """Return the positives of each example (-1 if missing), and the whole group of passages: the positives, then
+        the negatives. Additional negatives replace missing positives, so that all groups have the same size."""
         sampled = self.sampled_positives(examples, epochs, positives)
         counts = (sampled >= 0).sum(axis=1)
         hard = self._hard(examples, epochs, negatives + positives - counts, negatives + positives)
-        # The first `negatives` negatives are in every group. The next ones fill the slots of missing positives.
+        # Every group has the first `negatives` negatives. The next negatives fill the slots of missing positives.
         columns = np.maximum(negatives + np.arange(positives)[None, :] - counts[:, None], 0)
         lacking = np.take_along_axis(hard, columns, axis=1)
         return sampled, np.concatenate([np.where(sampled < 0, lacking, sampled), hard[:, :negatives]], axis=1)
@@ -178,11 +178,11 @@ class Examples:
         return np.take_along_axis(np.where(there, among.documents[rows], -1), order, axis=1)
 
     def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, columns_needed: int) -> ndarray:
-        """Return `columns_needed` negatives of each example. Its first `needed` negatives are used; they follow the
-        fractions.
+        """Return `columns_needed` negatives of each example. Of these, the first `needed` are used and follow the
+        fractions by origin.
 
-        They are sampled without replacement from the query's rows of the table. If there are too few rows, their
-        sampled order is repeated. A query without rows gets random documents of its data set that are not positives."""
+        Negatives are sampled without replacement from the query's rows of the table. If there are too few rows, the
+        sample is repeated in the same order. A query without rows gets random documents that are not its positives."""
         columns = np.arange(columns_needed)
         documents = self._random(examples, epochs, columns)
         table = self.negatives
@@ -235,7 +235,7 @@ class Examples:
             return own.offsets, documents
         queries = self.query_copies.first(own.queries)
         owner = np.repeat(queries, np.diff(own.offsets))
-        pairs = np.unique(owner * size + documents)  # merges the pairs of a query and of its copies
+        pairs = np.unique(owner * size + documents)  # a query and its copies share all their pairs
         starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
         counts = ends - starts
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -243,7 +243,7 @@ class Examples:
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
-    """Return the rows of each entry of `of`, padded to at least `least` columns, and a mask of real rows."""
+    """Return the table rows of each query in `of`, padded to at least `least` columns, and a mask of actual rows."""
     starts, ends = offsets[of], offsets[of + 1]
     columns = np.arange(max(least, int((ends - starts).max())))
     there = columns < (ends - starts)[:, None]
@@ -251,7 +251,7 @@ def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
 
 
 def _filled(otherwise: ndarray, columns: ndarray, documents: ndarray, there: ndarray, keys: ndarray) -> ndarray:
-    """Return, for each column, the document at this index of the repeated sampled order, else `otherwise`."""
+    """Sort each row's documents by `keys` and repeat them. Return those at `columns`; `otherwise` without any."""
     order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")
     known = there.sum(axis=1)[:, None]
     wrapped = np.broadcast_to(columns, otherwise.shape) % np.maximum(known, 1)
@@ -264,8 +264,8 @@ _FLAG = setting("negatives_mix")
 
 
 def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
-    """Parse fractions such as `bm25=0.5,random=0.5`. Return them in the order of `ORIGINS`, with sum 1; None for "".
-    Raise `ConfigError` if an origin is unknown or named twice, or a fraction is not above 0."""
+    """Parse fractions such as `bm25=0.5,random=0.5`. Return them in the order of `ORIGINS`, scaled to the sum 1; None
+    for "". Raise `ConfigError` if an origin is unknown or named twice, or a fraction is not above 0."""
     if not text.strip():
         return None
     fractions = np.zeros(len(ORIGINS))
@@ -295,7 +295,7 @@ def counts_by_origin(
 
     Args:
         fractions: fractions of the origins; their sum is 1.
-        there: True if the query has a negative of the origin. It is ignored for random documents, which always exist.
+        there: True if the query has a negative of the origin; ignored for random documents, which always exist.
         wanted: number of negatives of each group, at least 0.
         shift: random number in [0, 1) for each group.
     """

@@ -57,7 +57,7 @@ class OpenedJob:
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries and store the results in `work.annotations`. Return the retries by kind of failure.
+    """Annotate all queries and store the results in `work.annotations`. Return the retries per kind of failure.
 
     Raise `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail.
     """
@@ -95,7 +95,7 @@ def _out_of_budget(work: OpenedJob) -> UserError:
     used = f"{spent.cost(config):,.4g}" if config.budget_tokens is None else f"{spent.read + spent.written:,}"
     remedy = "raise the limit, and run the same command again; answers are kept"
     if first:
-        remedy += f"; {setting('max_queries')} {first} writes the finished queries at no cost"
+        remedy += f"; or write the finished queries at no cost: give {setting('max_queries')} {first}"
     done = f"{len(work.annotations):,} of {len(work.queries):,} queries"
     what = f"{used} of {allowed:,} are used after {done}, and the next request may need more than is left"
     return ConfigError(what, flag, remedy)
@@ -173,7 +173,7 @@ def run_annotation(
         model, precision: Encoder of `dense`, and its precision.
         embeddings: Embedding store of the passages, written with `model`.
         answers: Folder of the answer log. None means a folder in the cache.
-        wait: Wait for another job that holds the answer log.
+        wait: Wait for another job that has locked the answer log.
     """
     if not dry_run:
         check_service(service)
@@ -224,7 +224,7 @@ def run_annotation(
 def _annotator(
     settings: AnnotationConfig, service: LlmConfig, prompts: AnnotationPrompts, log: AnswerLog, job: str
 ) -> Annotator:
-    """Return an annotator that has no service yet, and knows what earlier runs of the job have paid."""
+    """Return an annotator without a service. Its costs include those of earlier runs of the job."""
     paid, estimator = read_costs(log, service.llm)
     spending = Spending(service, paid.get(job, TokenCounts()), estimator)
     return Annotator(
@@ -241,7 +241,7 @@ def job_name(
     dataset: RetrievalDataset,
     prompts: AnnotationPrompts,
 ) -> str:
-    """Return a digest of all that requests depend on, but not of their number. Runs of one digest share a budget."""
+    """Return a digest of all that a request depends on. Runs of the job with the same digest share a budget."""
     deciding = asdict(replace(settings, max_queries=None, prompts="", agreed="human", max_failed=0.0))
     parts = [dataset.documents.digest, dataset.queries.digest, split, llm, deciding, prompts.digests]
     if "dense" in settings.retrievers:

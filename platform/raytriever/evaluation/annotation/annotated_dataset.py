@@ -26,7 +26,7 @@ from raytriever.evaluation.annotation.annotator import Annotation
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
 JUDGEMENT_COLUMNS = ("source", "rank")
 ANNOTATIONS, NEGATIVES = "annotations.jsonl", "negatives"
-# Tabs and line breaks break a column. So does white space at an end, because programs may strip it.
+# Tabs and line breaks break a column. So does white space at an end of the text, because programs may strip it.
 _BREAKS = re.compile(r"[\t\r\n]|^\s|\s$")
 
 
@@ -41,8 +41,8 @@ def write_annotated(
 ) -> dict[str, int]:
     """Write the data set to the new directory `path`, with all its splits and the annotated split, which may be new.
 
-    Annotations and candidates are by position of the query; `agreed` is `human` or `llm`. The function returns four
-    counts and adds them to `meta`: positives of the model, those that people also judged relevant, those left out
+    The keys of annotations and candidates are positions of queries. `agreed` is `human` or `llm`. Return four counts,
+    and add them to `meta`: positives of the model, those that people also judged relevant, those left out
     because people judged them 0, and copied hard negatives."""
     rows = dataset.judgements.get(split)
     merged, counts = merge_positives(rows, annotations, agreed)
@@ -113,7 +113,7 @@ def write_beir(
 ) -> None:
     """Write a data set in BEIR layout.
 
-    By split, `columns` are further columns of the judgements, and `unanswerable` the queries without an answer."""
+    For each split, `columns` has more columns of the judgements, and `unanswerable` the queries without an answer."""
     _write_rows(folder / "corpus.jsonl", documents)
     _write_rows(folder / "queries.jsonl", queries)
     (folder / "qrels").mkdir()

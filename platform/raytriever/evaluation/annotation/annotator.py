@@ -4,8 +4,8 @@ The method is that of *Training dense retrievers with multiple positive passages
 Zhang et al. (2025).
 
 1. The model selects the relevant candidates. Long lists are split over several requests.
-2. It writes an answer from the relevant passages.
-3. It selects the passages that were useful and necessary for the answer, the most useful first. They are the positives.
+2. The model writes an answer from the relevant passages.
+3. It selects the passages that were useful and necessary for this answer, the most useful first: the positives.
 
 If the log has no answer to a request, the request is sent and paid, and the answer is logged and parsed. A malformed
 answer is requested again with the reason. Every answer is on disk before the job uses it. Identical requests are sent
@@ -79,7 +79,7 @@ class Counts:
 
 
 class ChatService(Interface):
-    """Service that answers, such as `service.Service`."""
+    """Service that answers requests, such as `chat_completions.Service`."""
 
     async def chat(self, messages: list[Message], schema: dict[str, Any]) -> Reply:
         """Send one request, and return the answer."""
@@ -94,7 +94,7 @@ class Annotator:
     llm: str  # name of the model, which is part of the key of every request
     job: str  # name of the job in the log. Later runs compute the cost of the job from the entries with this name.
     log: AnswerLog
-    service: ChatService | None  # connected when the job begins
+    service: ChatService | None  # None until the job begins
     spending: Spending
     in_flight: int = 1
     counts: Counts = field(default_factory=Counts)
@@ -181,7 +181,7 @@ class Annotator:
         raise AssertionError("a range that begins at 0 is not empty")
 
     def key(self, messages: list[Message], schema: dict[str, Any]) -> str:
-        """Return the SHA-256 of all inputs of an answer: model, parameters, messages and schema."""
+        """Return the SHA-256 of all that an answer depends on: model, parameters, messages and schema."""
         config = self.config
         parts = [self.llm, config.temperature, config.max_tokens, messages, schema]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -36,7 +36,7 @@ class _StoredEntry(TypedDict):
 
 
 class AnswerLog:
-    """Answer log in a folder. One process at a time can lock it; for any other, `report` gets a line with its owner."""
+    """Answer log in a folder. One process at a time can lock it. If another process has, `report` gets a line."""
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE

@@ -19,7 +19,7 @@ from raytriever.evaluation.annotation.chat_completions import Reply
 from raytriever.evaluation.annotation.llm_prompts import ANSWER, FIELDS, LONGEST_ANSWER, RELEVANCE, Message
 from raytriever.retrieval.external_encoders.service_budget import Spending, TokenCounts, TokenEstimator
 
-# Numbers of tokens that `likely` assumes: of a short paragraph, of a number with comma, of braces with a field name.
+# Numbers of tokens that `likely` assumes for a short paragraph, a number with its comma, and braces with a field name.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORMAT_TOKENS = 80, 2, 6
 _ANSWER_BYTES = 4 * _ANSWER_TOKENS
 
@@ -27,7 +27,7 @@ _ANSWER_BYTES = 4 * _ANSWER_TOKENS
 @dataclass
 class MadeUpAnswers:
     """Service that invents its answers, and counts the requests, the bytes of prompts and the tokens of answers.
-    `most` is the number of tokens of every answer, with all candidates relevant. None means likely answers."""
+    With `most`, every answer has `most` tokens, and all candidates are relevant. None means answers for `likely`."""
 
     most: int | None
     requests: int = 0

@@ -1,6 +1,6 @@
 """Systems that list a limited number of documents: a run file, a fusion of several systems, and a reranking.
 
-They know only the scores of the documents that they list for a query. Equal scores are ordered as in
+They know only the scores of the documents that they list for a query. Documents with equal scores are ordered as in
 `index.exact_top_k`. A fusion lists every document that is among the best 1,000 of one of its systems:
 
 - by ranks, score(d) = Σ_i 1 / (60 + rank_i(d)) over the systems that rank d (Cormack et al., 2009);
@@ -133,7 +133,7 @@ class RunFileSystem(ListingSystem):
 
     @property
     def depth(self) -> int:
-        """Largest number of documents of a query."""
+        """Largest number of documents that the file ranks for a query."""
         return self._run[1].shape[1]
 
     def rank(self, queries: Int64[ndarray, " queries"]) -> Lists:
@@ -149,7 +149,7 @@ class RunFileSystem(ListingSystem):
 
 
 def count_ids(what: str, first: Sequence[str], count: int) -> list[str]:
-    """Return a sentence that counts ids and names the first ones, or nothing if there are no ids."""
+    """Return a sentence with the number of ids and the first of them; no sentence if there are no ids."""
     names = ", ".join(map(repr, first)) + (", ..." if count > len(first) else "")
     return [f"{count:,} {what}: {names}"] if count else []
 
@@ -233,7 +233,7 @@ class FusedSystem(ListingSystem):
 def _sum_by_document(
     values: Float64[ndarray, "queries any"], documents: Int64[ndarray, "queries any"]
 ) -> tuple[ndarray, ndarray]:
-    """Sum the values of each document of a query. Unused columns have the document -1."""
+    """Add up the values that a query has for the same document. Unused columns of the result have the document -1."""
     order = np.argsort(documents, axis=1, kind="stable")
     values, documents = np.take_along_axis(values, order, 1), np.take_along_axis(documents, order, 1)
     begins = np.ones(documents.shape, bool)

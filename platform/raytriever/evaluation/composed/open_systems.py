@@ -1,4 +1,4 @@
-"""Constructor of the systems that a tree describes. `evaluate` and `search` build all their systems here."""
+"""Constructor of the systems that a tree of `system_names` describes, for both `evaluate` and `search`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SystemOpener:
     prompts_of: Callable[[TextEncoder], Prompts]  # function that returns the prompts of a retriever for the data set
     # Split and judged queries on which the weight of a fusion is chosen; None if there is no such fusion.
     weighing: tuple[str, JudgedQueries] | None = None
-    # Protocol of the evaluation; a fusion is at least as deep as its metrics need.
+    # Protocol of the evaluation. A fusion lists at least as many documents as the metrics need.
     protocol: Protocol = field(default_factory=Protocol)
 
     def open(self, tree: SystemTree) -> PreparedSystem:

@@ -44,7 +44,7 @@ class VectorSystem:
         self._asked = np.zeros(0, np.int64)
 
     def _match(self, vectors: StoredVectors, ids: Sequence[str], side: str) -> tuple[ndarray, ndarray]:
-        """Return the position of each row's text in the data set, and the row of each text; -1 if there is none."""
+        """Return each vector's position in the data set, and the row of each text's vector; -1 if there is none."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -54,7 +54,7 @@ class VectorSystem:
             for keys, other in ((vectors.ids, texts), (texts, vectors.ids))
         )
         if (of_row < 0).all():
-            what = f"has ids like {vectors.ids[0].as_py()!r}, but no {side} of {self.dataset.name}, such as {ids[0]!r}"
+            what = f"has ids like {vectors.ids[0].as_py()!r}, but no id of {self.dataset.name}, such as {ids[0]!r}"
             raise DataError(what, vectors.name, "give vectors with the ids of the data set")
         return of_row, of_text
 
@@ -90,9 +90,9 @@ class VectorSystem:
     def notes(self) -> list[str]:
         """Return sentences about the similarity, and about missing and unknown texts. Call it after a search."""
         documents, queries = self.dataset.documents.ids, self.dataset.queries.ids
-        shape = "unit length" if self.is_unit else "different lengths"
+        shape = "have unit length" if self.is_unit else "do not all have unit length"
         norm = f"; {flag_of('similarity')} {COSINE} compares directions" if self.similarity == DOT else ""
-        lines = [f"the vectors of {self.folder} have {shape} and are compared by {self.similarity}{norm}"]
+        lines = [f"the vectors of {self.folder} {shape} and are compared by {self.similarity}{norm}"]
         missing = np.flatnonzero(self._passage_row < 0)
         lines += count_ids("passages have no vector", [documents[row] for row in missing[:3].tolist()], len(missing))
         asked = self._asked[self._query_row[self._asked] < 0]
@@ -112,7 +112,7 @@ class VectorSystem:
         return self._scaled(self.passages.read(self._passage_row[documents]))
 
     def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
-        """Yield blocks of the vectors of the data set's passages. Rows are numbered from 0, without other vectors."""
+        """Yield blocks of vectors with their first row. Vectors of unknown passages are neither yielded nor counted."""
         before = 0
         for first, block in self.passages.blocks():
             kept = self._document[first : first + len(block)] >= 0

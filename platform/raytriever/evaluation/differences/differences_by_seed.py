@@ -1,4 +1,4 @@
-"""Metrics of several rows on several data sets, by seed and by query, and comparisons of rows over both.
+"""Metrics of a table's rows (trained models, systems) on data sets, by seed and query, and comparisons of the rows.
 
 Results are uncertain for two reasons: another seed trains another encoder, and other queries give other metrics. A
 difference is significant if `metrics.significance_tests.combined_t_test` gives p < 0.05. Its standard error has one
@@ -31,7 +31,7 @@ Cell = tuple[str, str]  # names of a row of the table and of a data set
 class SeedMetrics:
     """Metrics of one training on one data set."""
 
-    seed: int | None  # seed of the training; None if the row is not trained
+    seed: int | None  # seed of the training; None if nothing was trained, as for BM25
     # Metrics by name, including those that do not come from queries, such as `steps_to_best`.
     metrics: Mapping[str, float]
     # Values by query for each metric that has them, in the same order for all trainings; NaN for a query without a
@@ -43,8 +43,8 @@ class SeedMetrics:
 class SeedComparison:
     """Comparison of a row with another one on one data set and metric.
 
-    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW` or `NOISE`. If a row has
-    only one seed, it is `UNTESTED`, and the other numbers are NaN."""
+    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW` or `NOISE`. If no test is
+    possible, for example with one seed, it is `UNTESTED`, and all numbers except the difference are NaN."""
 
     difference: float
     p: float = math.nan
@@ -101,7 +101,7 @@ class SeededResults:
     def contrast(
         self, weights: Mapping[str, float], datasets: Sequence[str], metric: str, against: float = 0.0
     ) -> SeedComparison:
-        """Compare the weighted sum of rows, averaged over the data sets, with a number."""
+        """Compare the weighted sum of rows, averaged over the data sets, with the number `against`."""
         by_seed = {row: np.mean([self.values(row, dataset, metric) for dataset in datasets], axis=0) for row in weights}
         difference = float(sum(weight * by_seed[row].mean() for row, weight in weights.items()))
         errors = []

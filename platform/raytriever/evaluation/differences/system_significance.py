@@ -1,4 +1,4 @@
-"""Significance tests between all pairs of systems of an evaluation, and the marks and best systems that follow.
+"""Significance tests between all pairs of systems of an evaluation, and the resulting marks and best systems.
 
 There is one family of tests: two-sided paired t-tests over queries for every pair, on every data set and on their mean.
 Holm's correction is over all tests of a metric. All marks and bold numbers come from these tests, so no two tables of a
@@ -22,10 +22,10 @@ from raytriever.evaluation.results import TestedPair, datasets_of, finite, metri
 from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.metrics.significance_tests import FIRST_MARKS, LEVEL, SECOND_MARKS, holm, paired_t_test
 
-MOST_LINES = 40  # lines about pairs on a terminal
+MOST_LINES = 40  # largest number of lines about pairs on a terminal
 MEAN = "the mean over the data sets"
 CORRECTED = f"p < {LEVEL} after Holm's correction over the pairs and data sets of a metric"
-# The values of each query, and the means over the queries, by model, data set and metric.
+# Values of each query, and means over the queries, both by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 # The best model, or the best and the second, by data set (None for the mean over them) and metric.
@@ -46,7 +46,7 @@ def pair_rows(values: Values) -> list[TestedPair]:
 
     Queries without a value (such as the AUC of a query whose documents are all relevant) are left out for both systems.
     Data sets with fewer than two queries are left out too, because they allow no test. The mean over several data sets
-    is tested if both systems have all of them. Holm's correction counts all tests of a metric, so the probability of
+    is tested if both systems have all of them. Holm's correction covers all tests of a metric, so the probability of
     any false difference of the metric stays at 5 %.
 
     Args:
@@ -66,7 +66,7 @@ def pair_rows(values: Values) -> list[TestedPair]:
 
 
 def corrected(pairs: Sequence[TestedPair]) -> list[TestedPair]:
-    """Return all tests of one metric, each with its p-value after Holm's correction."""
+    """Return the given tests, all those of one metric, with their p-values after Holm's correction."""
     return [replace(row, p_holm=float(p)) for row, p in zip(pairs, holm([row.p for row in pairs]), strict=True)]
 
 
@@ -87,7 +87,7 @@ def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str | No
 
 def _test(dataset: str | None, metric: str, pair: tuple[str, str], ours: ndarray, theirs: ndarray) -> TestedPair:
     if ours.mean() < theirs.mean():
-        pair, ours, theirs = pair[::-1], theirs, ours  # a difference is at least 0
+        pair, ours, theirs = pair[::-1], theirs, ours  # so that the difference is at least 0
     test = paired_t_test(ours, theirs)
     effect = finite(test.effect)  # JSON has no infinity
     numbers = test.difference, test.low, test.high, test.p_value, test.p_value

@@ -57,7 +57,7 @@ def build_mteb_job(
     for model in models:
         if model.config is None:
             what = f"{system_text(model.system)} is not an encoder"
-            raise ConfigError(what, setting("model"), f"leave it out with {SUITE}")
+            raise ConfigError(what, setting("model"), f"leave it out: {SUITE} evaluates encoders")
         if not has_files(model.config.model):
             raise ConfigError(f"{model.config.model} has no files", setting("model"), f"leave it out with {SUITE}")
     metrics = read_metrics(config.metrics)
@@ -126,7 +126,7 @@ def raise_missing(results: Results) -> None:
     """Raise a `DataError` that names the tasks without a result, if there are any."""
     if results.missing:
         remedy = "run the same command again to try them once more"
-        raise DataError(f"no result of {', '.join(results.missing)}", None, remedy)
+        raise DataError(f"there is no result of {', '.join(results.missing)}", None, remedy)
 
 
 def run_mteb(
@@ -197,14 +197,14 @@ class _ModelRun:
     log: Callable[[str], None]
 
     def check_revision(self, fresh: bool) -> None:
-        """Refuse results of another revision of the model, or remove all of the model's results if `fresh`."""
+        """Raise `ConfigError` for results of another revision of the model. With `fresh`, remove its results first."""
         meta = self._searcher(self.job.tasks[0]).mteb_model_meta
         revision = self.cache.get_task_result_path("TASK", meta.model_copy(update={"experiment_kwargs": None})).parent
         if fresh:
             remove(revision.parent)
         others = sorted(path.name for path in revision.parent.glob("*") if path.is_dir() and path.name != revision.name)
         if others:
-            what = f"holds results of revision {others[0]} of {meta.name}, which is now {revision.name}"
+            what = f"holds results of revision {others[0]} of {meta.name}, but its revision is now {revision.name}"
             remedy = f"give another {setting('output')}, or {setting('fresh', True)} to remove them"
             raise ConfigError(what, setting("output", self.cache.cache_path), remedy)
 
@@ -240,7 +240,7 @@ class _ModelRun:
             report.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(report, traceback.format_exc())
             raise DataError(
-                f"the task failed in {self.model.name} ({_first_line(error)})", name, f"the traceback is in {report}"
+                f"the task failed in {self.model.name} ({_first_line(error)})", name, f"see the traceback in {report}"
             ) from error
         finally:
             if not isinstance(task, AbsTaskAggregate):

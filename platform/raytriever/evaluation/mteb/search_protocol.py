@@ -274,7 +274,7 @@ class RankedQueries:
 
     @classmethod
     def of(cls, system: DenseSystem, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None) -> RankedQueries:
-        """Create the results for a system's data set. `top_ranked` may have candidates of the queries."""
+        """Create the results for a system's data set. `top_ranked` has candidates of the queries, or is None."""
         dataset = system.dataset
         if top_ranked is None:
             return cls(system, top_k, None)
@@ -288,12 +288,12 @@ class RankedQueries:
         return cls(system, top_k, candidates)
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        """See `evaluation.evaluate.System.search`."""
+        """See `evaluate_split.System.search`."""
         scores, documents = self._deepest(depth)
         return scores[queries, :depth], documents[queries, :depth]
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
-        """See `evaluation.evaluate.System.score`."""
+        """See `evaluate_split.System.score`."""
         return self.system.score(queries, documents)
 
     def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -40,10 +40,10 @@ from raytriever.models.save_model import write_model
 from raytriever.retrieval.search.calibration_file import FILE as CALIBRATION
 from raytriever.retrieval.search.calibration_file import Calibration, encoder_digest, read_calibration
 
-# Largest allowed difference of a component, relative to the length of the embedding: ten times what float32 shows.
+# Largest allowed difference of a component, relative to the norm of the embedding: ten times the effect of rounding.
 TOLERANCE = 1e-5
 BATCHES = 6
-# Largest number of tokens of a compared text; attention over 32,768 tokens would need the memory of a server.
+# Maximum number of tokens of a compared text. Attention over 32,768 tokens needs more memory than a laptop has.
 LONGEST = 1_024
 _REMEDY = "restore the run directory, or give only its model/ directory"
 
@@ -55,8 +55,8 @@ class Parity:
     backend: str  # `onnx` or `openvino`
     side: Side  # `query` or `passage`; `passage` if both share a tower
     texts: int
-    difference: float  # largest difference of a component, relative to the length of the embedding
-    cosine: float  # lowest cosine of two embeddings of one text
+    difference: float  # largest difference of a component, relative to the norm of the embedding
+    cosine: float  # lowest cosine between a text's embeddings by the graph and by the tower
 
     def __str__(self) -> str:
         return (
@@ -108,9 +108,9 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, log: Calla
 def _current_calibration(
     config: ModelConfig, evaluation: str | None, results: Results, log: Callable[[str], None]
 ) -> Calibration | None:
-    """Return the calibration to export: that of the evaluation if there is one, else that of the model directory.
+    """Return the calibration to export: the evaluation's, if it has one, else that of the model directory.
 
-    A calibration that does not belong to the model's weights and settings is reported, and not exported."""
+    A calibration that belongs to other weights or settings than the model's is skipped, with a log line."""
     files = [resolve_model(config.model, config.revision) / CALIBRATION]
     if evaluation and len(results.about) == 1:
         [name], [dataset] = results.models, results.about
@@ -129,7 +129,7 @@ def _check_exportable(retriever: Retriever, settings: ExportConfig) -> None:
     description = retriever.description
     has_prompts = bool(description.query_prompt or description.passage_prompt)
     if settings.format_names and has_prompts and not description.pool_prompt:
-        what = "leaves the prompt out of pooling, which a graph cannot do"
+        what = "the model leaves the prompt out of pooling, which a graph cannot do"
         remedy = f"leave out {setting('formats')}, or give {setting('query_prompt')} '' {setting('passage_prompt')} ''"
         raise ModelError(what, setting("formats", ",".join(settings.format_names)), remedy)
 

@@ -52,12 +52,12 @@ class CardFacts:
     description: Description
     dim: int
     licence: str | None = None  # SPDX identifier of the license on the hub, or None
-    # Settings of the run that trained the model; empty if no run of raytriever did.
+    # Settings of the run that trained the model; empty if no run of raytriever trained it.
     config: Mapping[str, Any] = field(default_factory=dict)
     # Results of the evaluation at the end of that run; empty if there are none.
     trained: Results = field(default_factory=Results)
     results: Results = field(default_factory=Results)  # results of this model in another evaluation; may be empty
-    calibration: Calibration | None = None  # meaning of the scores for one corpus; None if it is unknown
+    calibration: Calibration | None = None  # map from scores to probabilities for one corpus, or None
     graphs: Sequence[str] = ()
 
     @property
@@ -86,7 +86,7 @@ def model_card(facts: CardFacts) -> str:
         f"# {facts.name}\n\n{_description(facts)}\n",
         READ.format(
             name=facts.name,
-            # sentence-transformers truncates embeddings after normalization, so it must normalize them again.
+            # sentence-transformers truncates embeddings after normalization, so it must normalize embeddings again.
             length=", normalize_embeddings=True" if description.truncate_dim and is_cosine else "",
         ),
         USE.format(similarity=description.similarity.replace("dot", "dot product"), length=description.passage_length),
@@ -128,7 +128,7 @@ def _named_prompts(description: Description) -> list[str]:
     if not rows:
         return []
     table = markdown_table([["name", "text in front"], *rows])
-    use = 'Choose one with `model.encode(texts, prompt_name="NAME")`. Names ending in `-query` are for queries.'
+    use = 'Choose a prompt with `model.encode(texts, prompt_name="NAME")`. Names ending in `-query` are for queries.'
     return [f"## Prompts\n{use}\n\n{table}"]
 
 
@@ -164,8 +164,8 @@ def _results(facts: CardFacts) -> list[str]:
         )
     if facts.results.thresholds:
         parts.append(
-            "## Thresholds\nA query is answered if its confidence is at least the threshold, a pair is relevant if its"
-            " score is. Each threshold was chosen for all queries, and checked on others:\n\n"
+            "## Thresholds\nA query is answered if its confidence is at least the threshold. A pair is relevant if its"
+            " score is at least the threshold. Each threshold is one number for all queries:\n\n"
             f"{thresholds_markdown(facts.results.thresholds)}"
         )
     return parts
@@ -192,12 +192,12 @@ def _calibration(calibration: Calibration | None) -> list[str]:
     chosen = f"{calibration.chosen_queries:,} queries of {splits[0]}"
     checked = f"{calibration.checked_queries:,} queries of {splits[-1]}"
     if not calibration.is_checked_apart:
-        checked = "the same queries, so they are a little too good"
+        checked = "the same queries, so the values are a little too good"
     error = calibration.first_error
     about = (
         f"`calibration.json` says what {calibration.confidence.name} and scores mean for the passages of"
         f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"
-        f" {chosen}. The values, with 95 % intervals, are of {checked}."
+        f" {chosen}. The values, with 95 % intervals, were measured on {checked}."
         f"{'' if kinds else ' All of these queries have a relevant passage.'} The calibration error of the best"
         f" passage's probability is {error.value:.3f} (95 %: {error.low:.3f} to {error.high:.3f}). The"
         " file is valid until a tenth of the passages has changed."

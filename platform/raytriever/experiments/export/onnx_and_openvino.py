@@ -4,7 +4,7 @@ The inputs are `input_ids` and `attention_mask`, int64 `[texts, tokens]`; both s
 float32. The ONNX and OpenVINO backends of sentence-transformers pool `last_hidden_state` `[texts, tokens, hidden]`
 themselves. `sentence_embedding` `[texts, dim]` is already pooled, truncated and normalized as in the tower. The files
 have the names that these backends expect. The exporter uses `torch.export`, because the older, tracing exporter gives
-wrong embeddings for lengths other than its example's."""
+wrong embeddings for lengths other than that of the example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("onnx", "onnxscript", "openvino"),
 }
 _OPSET = 18
-_BYTES = 1_800_000_000  # larger weights go into a second file, because an ONNX file must stay below 2 GB
+_BYTES = 1_800_000_000  # weights with more bytes go into a second file: an ONNX file must stay below 2 GB
 
 
 class _Graph(nn.Module):
@@ -48,7 +48,7 @@ class _Graph(nn.Module):
 
 
 def check_packages(backend: str) -> None:
-    """Raise `ConfigError` if a package that a format needs is not installed."""
+    """Raise `ConfigError` if a package that a format requires is not installed."""
     missing = [name for name in PACKAGES[backend] if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -113,7 +113,7 @@ def open_graph(path: Path, backend: str) -> Callable[[TokenBatch], Float32[ndarr
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress messages of the exporter and its libraries: they are meant for their developers."""
+    """Suppress messages of the exporter and its libraries, which are for developers of these libraries."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

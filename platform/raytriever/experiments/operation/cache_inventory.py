@@ -43,7 +43,7 @@ class CacheEntry:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """Return all entries of the cache, the least recently used first. Raises `StorageError` if it is unreadable."""
+    """Return all entries of the cache, the least recently used first. Raises `StorageError` if reading fails."""
     root = cache_folder()
     entries: list[CacheEntry | None] = []
     for path in _children(root):
@@ -55,8 +55,8 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: float = -inf) -> list[CacheEntry]:
-    """Return the entries to prune: those last used before a time (in seconds since 1970), then the least recently used
-    ones until at most `limit` bytes are left."""
+    """Return the entries to prune: those last used before the time `before` (seconds since 1970). If the other
+    entries have more than `limit` bytes, the least recently used of them are also pruned."""
     entries = list(entries)
     total, chosen = sum(entry.size for entry in entries), []
     for entry in sorted(entries, key=lambda entry: entry.used_at):
@@ -73,7 +73,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _entry(path: Path) -> CacheEntry | None:
-    """Return an entry; None if another process has just removed it."""
+    """Return the entry of a path; None if another process has just removed it."""
     with suppress(FileNotFoundError):
         return CacheEntry(path, size_of(path), last_use_time(path), owner_of(path), is_held(path))
     return None

@@ -1,7 +1,7 @@
 """Checks of this machine and its servers: devices, Ray, MLflow, disks and locks.
 
 Nothing heavy is imported, and each server gets one request. All checks run in parallel. A check that takes longer than
-`SECONDS`, for example because a disk's server is down, counts as an error."""
+`SECONDS`, for example because a disk's server is down, is reported as an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from raytriever.core.store.lock import owner_of
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-SECONDS, REQUEST_SECONDS = 12.0, 8.0  # timeouts of all checks together, and of one request
+SECONDS, REQUEST_SECONDS = 12.0, 8.0  # timeout of all checks together, and timeout of one request
 MIN_FREE = 5 * 10**9  # a disk with fewer free bytes gives a warning
 
 Finding = tuple[str, str]  # level and text
@@ -50,7 +50,7 @@ class Check:
 
 
 def examine(seconds: float = SECONDS) -> list[Finding]:
-    """Return the level and the line of each finding, in the order of `CHECKS`. A check that is too slow is an error."""
+    """Return the level and the line of each finding, in the order of `CHECKS`. A check that times out is an error."""
     late = f"no answer within {seconds:g} s; a disk or a server may be down"
     findings: dict[Check, list[Finding]] = {check: [(ERROR, late)] for check in CHECKS}
 
@@ -151,7 +151,7 @@ def _mlflow() -> Iterator[Finding]:
         if error.code in (401, 403):  # MLflow's response to a request without a password
             yield OK, f"{name} answers and requires a password"
         else:
-            yield ERROR, f"{name} answers with status {error.code}, so it is not an MLflow server"
+            yield ERROR, f"{name} answers with status {error.code}, unlike a working MLflow server"
     except (OSError, ValueError) as error:
         yield ERROR, f"{name} does not answer ({masked(str(getattr(error, 'reason', None) or error))})"
 
@@ -160,7 +160,7 @@ def _disks() -> Iterator[Finding]:
     variable = "RAY_TMPDIR" if os.environ.get("RAY_TMPDIR") else "TMPDIR"
     if len(os.fsencode(os.environ.get(variable, ""))) > LONGEST_TEMPORARY:
         text = (
-            f"{variable}={os.environ[variable]} is too long for the sockets of Ray, which fit {LONGEST_TEMPORARY} bytes"
+            f"{variable}={os.environ[variable]} is too long for the sockets of Ray (at most {LONGEST_TEMPORARY} bytes)"
         )
         yield ERROR, text
     home, temporary = Path.home(), Path(tempfile.gettempdir())
@@ -195,10 +195,10 @@ CHECKS = [
     Check(
         "Ray",
         _ray,
-        "start it with `ray start --head`, or correct or unset RAY_ADDRESS; if the head requires a token, set "
+        "start Ray with `ray start --head`, or correct or unset RAY_ADDRESS; if the head requires a token, set "
         "RAY_AUTH_MODE=token",
     ),
-    Check("MLflow", _mlflow, "start it with `mlflow server`, or correct MLFLOW_TRACKING_URI"),
+    Check("MLflow", _mlflow, "start a server with `mlflow server`, or correct MLFLOW_TRACKING_URI"),
     Check(
         "disks",
         _disks,

@@ -27,7 +27,7 @@ RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", 
 TRAINING, SWEEP = "training", "sweep"
 CHECKPOINTS, MODEL, STEPS, IDENTITY = "checkpoints", "model", "steps.jsonl", "run.json"
 _TRIALS, _RESULTS, _STUDY, _PLAN = "trials.json", "results.json", "study.json", "plan.json"
-_TABLE, _BEST = "table.md", "best"  # files of a sweep, which writes the table last
+_TABLE, _BEST = "table.md", "best"  # table of a sweep, which is written last, and folder of its best trial
 _TAIL = 1 << 16  # bytes to read from the end of `steps.jsonl`
 
 
@@ -47,8 +47,8 @@ class RunEntry:
     path: Path
     kind: str  # `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest
     state: str  # `running`, `interrupted`, `finished` or `damaged`
-    detail: str  # the process that writes it, its progress, or the damage
-    ended: float | None = None  # seconds since 1970; None if it has not ended
+    detail: str  # text about the state: the process that writes the directory, the progress, or the damage
+    ended: float | None = None  # end in seconds since 1970; None if the work has not ended
     size: int = 0
     checkpoints: tuple[Checkpoint, ...] = ()
 
@@ -109,7 +109,7 @@ def remove_checkpoints(run: RunEntry) -> int:
     """Remove the checkpoints of a run that no process is writing. Return the number of freed bytes."""
     freed = 0
     with one_writer(run.path, remedy="wait for it"):
-        now = _read(run.path)  # read it again, because it may have been resumed between the listing and the lock
+        now = _read(run.path)  # read the run again: another process may have resumed it since it was listed
         if now is None or now.state != run.state:
             raise StorageError("the run has changed since it was listed", str(run.path), "list the runs again")
         for folder in _checkpoint_folders(run.path):
@@ -159,7 +159,7 @@ def _kind(folder: Path) -> str | None:
 
 
 def _sections(file: Path) -> Collection[str]:
-    """Return the sections of a run's `config.yaml`. It is empty if the file belongs to another program."""
+    """Return the section names of a run's `config.yaml`; none if the file belongs to another program."""
     try:
         content = _yaml(file)
     except StorageError:
@@ -169,7 +169,7 @@ def _sections(file: Path) -> Collection[str]:
 
 
 def _sweep(folder: Path) -> RunEntry:
-    log = _json(folder / _TRIALS) if (folder / _TRIALS).is_file() else {}  # the file is written with the first trial
+    log = _json(folder / _TRIALS) if (folder / _TRIALS).is_file() else {}  # the first trial writes the file
     trials = [trial for trial in log.get("trials", []) if isinstance(trial, dict)]
     statuses = [trial.get("status") for trial in trials]
     ended, failed, planned = len(trials) - statuses.count(RUNNING), statuses.count("failed"), log.get("planned")
@@ -233,14 +233,14 @@ def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
 
 
 def _checkpoint_folders(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints of a run, of its trainings or of its trials, without links."""
+    """Return the `checkpoints` folders of a run and of its trainings or trials. Symbolic links are left out."""
     below = [path for name in FOLDERS for path in sorted((folder / name).glob(f"*/{CHECKPOINTS}"))]
     paths = [folder / CHECKPOINTS, *below]
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def _last_steps(file: Path) -> list[int]:
-    """Return the steps in the last lines of a `steps.jsonl`. Skip a line that a killed process left incomplete."""
+    """Return the training steps in the last lines of a `steps.jsonl`. Lines that are no valid JSON are skipped."""
     if not file.is_file():
         return []
     with disk_errors(file), open(file, "rb") as stream:

@@ -14,7 +14,7 @@ from raytriever.training.training_settings import TrainingConfig
 
 
 def pydocs() -> Config:
-    """Return the default of `train`: MiniLM on the docstrings of the standard library, in minutes on two CPU cores.
+    """Return the default of `train`: MiniLM on docstrings of Python's library. Training takes minutes on two cores.
 
     The loss is MW at temperature 0.01 on in-batch negatives, and the dev split decides which checkpoint is kept. In
     fp32 every machine with the same Python prints nearly the same table.

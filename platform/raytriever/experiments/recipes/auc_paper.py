@@ -21,7 +21,7 @@ DEV_QUERIES = 1024
 
 
 def auc_paper(model: str, batch_size: int, learning_rate: float) -> Config:
-    """Return the settings of the paper for an encoder. `batch_size` is global, `learning_rate` the peak of AdamW's."""
+    """Return the settings of the paper for an encoder. `batch_size` is global. `learning_rate` is the peak value."""
     return Config(
         data=DataConfig(negatives_per_query=5),
         model=ModelConfig(model=model, query_length=64, passage_length=256),
@@ -44,15 +44,15 @@ def minilm() -> Config:
 
     Command: `raytriever train --recipe minilm --dataset DATA --output runs/minilm`
 
-    Needs: 11 GB of GPU memory for one worker, at full lengths. 22,713,216 parameters in float32 with gradient and two
-    moments, 16 bytes each: 0.4 GB. A step of 64 x (64 + 6 x 256) = 102,400 tokens, each of which keeps 42 bytes x 384
+    Needs: 11 GB of GPU memory for one worker, at full lengths. It stores 22,713,216 parameters with gradient and two
+    moments, 16 bytes each: 0.4 GB. A step has 64 x (64 + 6 x 256) = 102,400 tokens. Each token keeps 42 bytes x 384
     components x 6 blocks: 9.9 GB. With `--activation-checkpointing` the 9.9 GB become 2.6 GB.
 
     Paper, Table 1, MW: AUC / MRR / nDCG of .81 / .35 / .43 (NLI), .84 / .36 / .43 (NQ), .85 / .37 / .44 (SQuAD),
     .81 / .34 / .43 (MS MARCO).
 
     The encoder is part of the package, so the recipe runs offline. It has the size of the encoder in the paper, but is
-    already trained for retrieval. The paper starts from a language model without that training, such as
+    already trained for retrieval. The paper starts from a language model without training for retrieval, such as
     `--model nreimers/MiniLM-L6-H384-uncased`. The learning rate is that of the paper for batch 64, Tables 3 and 4."""
     return auc_paper("minilm", batch_size=64, learning_rate=3e-5)
 
@@ -62,8 +62,8 @@ def xlmr_base() -> Config:
 
     Command: `raytriever train --recipe xlmr-base --dataset DATA --output runs/xlmr-base`
 
-    Needs: 25 GB of GPU memory for one worker, at full lengths. 278,043,648 parameters in float32 with gradient and two
-    moments, 16 bytes each: 4.4 GB. A step of 32 x (64 + 6 x 256) = 51,200 tokens, each of which keeps 42 bytes x 768
+    Needs: 25 GB of GPU memory for one worker, at full lengths. It stores 278,043,648 parameters with gradient and two
+    moments, 16 bytes each: 4.4 GB. A step has 32 x (64 + 6 x 256) = 51,200 tokens. Each token keeps 42 bytes x 768
     components x 12 blocks: 19.8 GB. The blocks' weights in bf16: 0.2 GB. The paper used two A100 (`--num-workers 2`),
     half of the 19.8 GB on each. With `--activation-checkpointing` the 19.8 GB become 3.5 GB.
 
@@ -79,8 +79,8 @@ def xlmr_large() -> Config:
 
     Command: `raytriever train --recipe xlmr-large --dataset DATA --output runs/xlmr-large`
 
-    Needs: 36 GB of GPU memory for one worker, at full lengths. 559,890,432 parameters in float32 with gradient and two
-    moments, 16 bytes each: 9.0 GB. A step of 16 x (64 + 6 x 256) = 25,600 tokens, each of which keeps 42 bytes x 1024
+    Needs: 36 GB of GPU memory for one worker, at full lengths. It stores 559,890,432 parameters with gradient and two
+    moments, 16 bytes each: 9.0 GB. A step has 16 x (64 + 6 x 256) = 25,600 tokens. Each token keeps 42 bytes x 1024
     components x 24 blocks: 26.4 GB. The blocks' weights in bf16: 0.6 GB. The paper used two A100 (`--num-workers 2`),
     half of the 26.4 GB on each. With `--activation-checkpointing` the 26.4 GB become 3.6 GB.
 

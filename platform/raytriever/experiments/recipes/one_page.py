@@ -1,7 +1,7 @@
 """Training on one page: data, model, loss, gradient caching, loop. Read this first: `train` does the same steps.
 
 Run: `python -m raytriever.experiments.recipes.one_page DATASET [MODEL]`. `training/loop.py` adds what a long run needs:
-several workers, dropout, validation, checkpoints and metrics. `losses/mw` never lists the pairs of scores."""
+several workers, dropout, validation, checkpoints and metrics. `losses/mw` computes the loss without a list of pairs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def train_on_one_page(dataset: str, model: str = "minilm", *, settings: Training
     Args:
         dataset: name or path.
         model: name or path.
-        settings: Settings of training; batch, steps, learning rate, warm-up, weight decay, chunk and seed are used.
+        settings: only batch size, steps, learning rate, warm-up, weight decay, gradient norm, chunk and seed are used.
     """
     settings = settings or TrainingConfig(max_steps=60)
     # Model: one transformer that encodes queries and passages, or one transformer for each.
     retriever = load_retriever(ModelConfig(model=model))
-    # Data: a batch has queries, a positive of each query, and their ids. The other passages are its negatives.
+    # Data: a batch has queries, a positive of each query, and all ids. The positives of other queries are negatives.
     config, tokens = DataConfig(dataset=dataset), tokenization_of(retriever)
     data = TrainingData.open([dataset], config, tokens, settings.batch_size, settings.seed)
     for step, value in fit(retriever, data.train(negatives=None), 0.01, settings):
@@ -85,15 +85,15 @@ def forward_backward(retriever: Retriever, batch: Batch, temperature: float) -> 
 
 
 def mann_whitney(queries: Tensor, passages: Tensor, relevance: RowRelevance, temperature: float) -> Tensor:
-    """Return the Mann-Whitney loss: the mean over all pairs of a negative and a positive score, across all queries.
+    """Return the Mann-Whitney loss: the mean of softplus(negative score - positive score) over all pairs of the batch.
 
     `queries` and `passages` are embeddings `[texts, dim]`. `relevance` has the columns of each query's positives, and
-    the pairs that must not be used as negatives."""
+    the pairs of a query and a passage that must not be used as negatives."""
     # Gather the passages of all workers (here one). Each document is a candidate only once.
     candidates = relevance.keep(ALONE.all_gather(passages))
-    # Product: the score of each query and each candidate.
+    # Product: the score of each pair of a query and a candidate.
     scores = queries @ candidates.T / temperature
-    # Mask: a relevant document of a query is never its negative.
+    # Mask: a document that is relevant to a query is never a negative of this query.
     is_negative = torch.ones_like(scores, dtype=torch.bool)
     is_negative[relevance.excluded_rows, relevance.excluded_columns] = False
     positives = scores.gather(1, relevance.slots)[relevance.is_positive]

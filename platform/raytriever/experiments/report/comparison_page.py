@@ -3,10 +3,10 @@
 A training run has one row in the tables, under its own name. Its baselines (BM25 and the untrained encoder) have their
 own rows; runs with equal baselines share them. A model of an evaluation keeps its name unless another run has a model
 with this name. Gains and tests compare with the first run: its trained encoder, or its first model. Runs that differ
-only in the seed are trainings with the same settings, and a further table compares such groups of runs.
+only in the seed are trainings with the same settings. A separate table compares such groups of runs.
 
-The tests in the other tables show whether these particular encoders differ on such queries. Another seed gives another
-encoder, so only several seeds show whether the settings have different results."""
+The tests in the other tables show whether these encoders differ on queries of this kind. Another seed gives another
+encoder, so only runs with several seeds show whether the settings give different results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from raytriever.training.training_settings import MAY_CHANGE
 
 CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
 ONE_SEED = (
-    "The tests say whether these trained encoders differ on such queries. Another seed gives another encoder: to "
+    "The tests say whether these encoders differ on queries of this kind. Another seed gives another encoder: to "
     "compare settings, train each of them with several seeds and give all runs."
 )
 _SEED = "seed"
@@ -45,7 +45,7 @@ _NO_SETTING = {_SEED, *MAY_CHANGE, *NOT_SETTINGS}
 def compare_runs(runs: Sequence[str], output: Path) -> None:
     """Read finished runs and write one page that compares them.
 
-    `runs` are directories, run ids of MLflow, or filters of its search."""
+    `runs` are directories, run ids of MLflow, or search filters of MLflow."""
     check_comparison(runs, output)
     found = list(_read(runs))
     names = unique_names([run.name for run in found])
@@ -65,7 +65,7 @@ def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
 
 @activity("writing the page")
 def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
-    """Write the page that compares runs. Their names must differ."""
+    """Write the page that compares runs. The names of the runs must differ."""
     names = row_names(runs)
     labels, others = dataset_labels(runs)
     metrics = _metrics(runs, names, labels)
@@ -113,7 +113,7 @@ def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], s
     """Choose the names of the data sets in the tables.
 
     A name includes the split if runs were evaluated on several splits. It gets a number if an earlier run has other
-    queries under the same name, because these are two data sets. A run without stored queries counts as the first one.
+    queries under the same name, because these are two data sets. A run without stored queries gets no number.
 
     Returns:
         The names, by the index of the run and the name of the data set in its run; and one line per numbered name.
@@ -165,7 +165,7 @@ def _queries(
             order = [row[query] for query in whole["queries"]]
             for model, values in content["models"].items():
                 name = names.get((index, model))
-                # If this run has no AUC, another run that shares the row may have it.
+                # If the stored run has no AUC, another run that shares the row may have it.
                 if name is not None and "auc" not in whole["models"].get(name, {}):
                     auc = values.get("auc")
                     whole["models"][name] = {
@@ -205,7 +205,7 @@ def _settings(runs: Sequence[FinishedRun]) -> list[ReportTable]:
 def seed_tables(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], queries: Mapping[str, Mapping[str, Any]]
 ) -> list[ReportTable]:
-    """Return a table that compares settings over queries and seeds, if any setting has runs with two seeds.
+    """Return the table that compares settings over queries and seeds, if any settings were trained with two seeds.
 
     `names` is the result of `row_names`."""
     trained = {
@@ -214,7 +214,7 @@ def seed_tables(
     }
     if all(len(seeds) < 2 for seeds in trained.values()):
         return []
-    # BM25 and the encoder before training are rows that all runs share.
+    # Rows that all training runs share, such as BM25 and the encoder before training.
     shared = [{name for (index, _), name in names.items() if index == number} for number in _trained(runs)]
     rows = trained | {name: [name] for name in sorted(set.intersection(*shared))}
     results = SeededResults(
@@ -241,7 +241,7 @@ def _trained(runs: Sequence[FinishedRun]) -> list[int]:
 
 
 def _settings_of_seeds(runs: Sequence[FinishedRun]) -> dict[str, list[int]]:
-    """Return the runs of each group with equal settings, one run a seed, by a name that says how the group differs."""
+    """Group training runs by equal settings. Return each group as run indices, one per seed, by its settings."""
     groups: dict[tuple[tuple[str, str], ...], dict[str, int]] = {}
     for index in _trained(runs):
         settings = runs[index].settings

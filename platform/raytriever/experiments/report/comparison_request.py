@@ -23,8 +23,8 @@ def check_comparison(runs: Sequence[str], output: Path) -> None:
     """Check that each argument is a directory, a run id or a filter of MLflow, and that the page can be written."""
     for word in runs:
         if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.match(word)):
-            remedy = "give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\""
-            raise ConfigError(f"{word!r} is neither a directory nor an MLflow run", remedy=remedy)
+            remedy = "give a directory, a run id (32 hex digits), or a filter such as \"params.loss.loss = 'mw'\""
+            raise ConfigError(f"{word!r} is neither a directory nor an id or filter of MLflow runs", remedy=remedy)
     if output.is_dir():
         raise ConfigError("is a directory", setting("output", output), "give the path of the HTML file to write")
     check_writable(output.parent)

@@ -33,7 +33,7 @@ from raytriever.experiments.report.html_page import Page, Picture, write_page
 
 REPORT, FIGURES = "report.html", "figures"
 Curve = Sequence[tuple[int, float]]
-GAIN_METRICS = ("auc", "mrr", "ndcg")  # metrics in Figure 4 of *Optimizing What Matters*, at any cutoff
+GAIN_METRICS = ("auc", "mrr", "ndcg")  # metrics in Figure 4 of *Optimizing What Matters*; every cutoff is plotted
 
 
 @activity("plotting the figures and the report")
@@ -56,7 +56,7 @@ def write_training_report(
 ) -> None:
     """Write `figures/*` (PNG and SVG) and `report.html` of a training run. Its evaluation directory must exist.
 
-    The figures are the plots of the evaluation and the training curves. `notes` are further lines above the tables."""
+    The figures are the plots of the evaluation and the training curves. `notes` are lines above the tables."""
     curves = {"loss": ("Loss", {"train": losses, "dev": dev_losses})}
     if evaluated := {metric_title(name): points for name, points in dev_metrics.items() if points}:
         curves["dev"] = ("Metrics of checkpoints on dev data, evaluated during training", evaluated)

@@ -29,7 +29,7 @@ from raytriever.metrics.pair_threshold import ScoredPools
 # Colors of Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-WIDTH, HEIGHT = 4.8, 3.6  # inches
+WIDTH, HEIGHT = 4.8, 3.6  # default size of a figure in inches
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -77,7 +77,7 @@ def styles_of(names: Iterable[str]) -> dict[str, Line]:
 
 
 def label(name: str, characters: int = 34) -> str:
-    """Return a name for a legend; a long one loses its middle. Matplotlib would hide a name that begins with `_`."""
+    """Return a name for a legend. A long name loses its middle. Matplotlib would hide a name that begins with `_`."""
     if len(name) > characters:
         half = (characters - 1) // 2
         name = f"{name[:half]}…{name[-half:]}"
@@ -99,7 +99,7 @@ def _name_rows(axes: Any, names: Sequence[str]) -> None:
 
 
 Curve = Sequence[tuple[int, float]]
-BAR = 0.16  # inches
+BAR = 0.16  # height of a bar in inches
 
 
 def save_gains(
@@ -108,7 +108,7 @@ def save_gains(
     """Plot the difference of each model from the baseline in one metric, as one bar per data set and model.
 
     The plot follows Figure 4 of *Optimizing What Matters*, but with horizontal bars, so that many data sets stay
-    readable. A data set without a value has no bar. `styles_of` gives the styles."""
+    readable. A data set without a value has no bar. `styles` comes from `styles_of`."""
     styles = styles or styles_of(gains)
     datasets = list(dict.fromkeys(name for model_gains in gains.values() for name in model_gains))
     height = 1.2 + len(datasets) * (0.12 + BAR * len(gains)) + 0.18 * len(gains)
@@ -202,15 +202,15 @@ def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int,
 ROC_POINTS = 150
 BINS = 40
 MIN_SCORES = 5  # a bin with fewer scores is not plotted
-PANEL_HEIGHT = 1.7  # inches
+PANEL_HEIGHT = 1.7  # height of a panel in inches
 NEGATIVE, POSITIVE = COLORS[5], COLORS[0]
 
 
 def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:
     """Plot the fraction of positives against the fraction of negatives above every threshold, one curve per system.
 
-    The 95 % band is simultaneous: it covers the whole curve. A system with an empty pool has no curve. `styles_of`
-    gives the styles."""
+    The 95 % band is simultaneous: it covers the whole curve. A system with an empty pool has no curve. `styles`
+    comes from `styles_of`."""
     styles = styles or styles_of(systems)
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
@@ -293,7 +293,7 @@ def _histograms(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray]:
 
 
 def _fractions(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Return the middle of each bin with enough scores, its fraction of relevant pairs, and the bounds of that."""
+    """Return the middle of each bin with enough scores, its fraction of relevant pairs, and that fraction's bounds."""
     edges, positives, negatives = _histograms(pools)
     whole = positives + negatives
     bins = np.flatnonzero(whole >= MIN_SCORES)

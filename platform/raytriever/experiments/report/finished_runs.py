@@ -1,7 +1,7 @@
 """Finished runs: metrics, settings, curves and per-query results, read from a directory or from MLflow.
 
-The results of an evaluation are in its directory, those of a training in `evaluation/` of its directory. MLflow finds
-runs by id or by filter. There, the same files are artifacts, and a tag holds the kind of a run."""
+An evaluation has its results in its directory, a training run in `evaluation/` of its directory. MLflow finds runs by
+id or by filter. In MLflow, the same files are artifacts of the run, and a tag has its kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raytriever.tracking.tracker import COMMAND
 METRICS, CONFIG, TRIALS = "metrics.json", "config.yaml", "trials.json"
 CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
-MAX_RUNS = 20  # largest number of runs of one filter
+MAX_RUNS = 20  # maximum number of runs that a filter selects: the newest ones
 
 Curve = list[tuple[int, float]]
 Metrics = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
@@ -36,8 +36,8 @@ class FinishedRun:
     """Finished run in a comparison."""
 
     name: str
-    # Metrics by model and data set. The models of a training run are `after` and its baselines `before` and `bm25`; the
-    # models of an evaluation have their own names.
+    # Metrics by model and data set. A training run has the models `after` (the trained one), `before` and `bm25` (its
+    # baselines). The models of an evaluation have their own names.
     metrics: Metrics
     splits: Mapping[str, str]
     settings: Mapping[str, str]  # values as text, by `section.name`
@@ -57,7 +57,7 @@ def read_directory(folder: Path, name: str) -> FinishedRun:
     if (folder / METRICS).is_file():
         return _training(folder, name)
     if (folder / TRIALS).is_file():
-        raise ConfigError("holds a sweep", str(folder), f"give {folder / 'best'}, its best trial, when it is finished")
+        raise ConfigError("holds a sweep", str(folder), f"give {folder / 'best'}, the best trial, when the sweep ends")
     if (folder / CONFIG).is_file():
         raise ConfigError("holds a run that is not finished", str(folder), "finish it with the command that started it")
     raise ConfigError("holds no run", str(folder), "give a directory of `raytriever train` or `raytriever evaluate`")
@@ -112,7 +112,7 @@ class MlflowRuns:
             return self._read(self._client.get_run(run_id))
 
     def by_filter(self, query: str) -> list[FinishedRun]:
-        """Return the newest runs with metrics that match a filter of MLflow's search, the oldest first."""
+        """Return the finished runs among the newest `MAX_RUNS` matches of an MLflow search filter, oldest first."""
         with self._mlflow_errors(f"does not understand {query!r}"):
             experiment = self._client.get_experiment_by_name(experiment_name())
             experiments = [experiment.experiment_id] if experiment else []
@@ -148,7 +148,7 @@ class MlflowRuns:
         return replace(finished, settings=dict(run.data.params), curves=curves, trained=True)
 
     def _mlflow_errors(self, problem: str) -> AbstractContextManager[None]:
-        return mlflow_errors(self._shown, problem, "give an id or a filter of MLflow's UI")
+        return mlflow_errors(self._shown, problem, "give a run id or a filter that works in MLflow's UI")
 
 
 def _is_finished(run: Any) -> bool:

@@ -5,8 +5,8 @@ are untrusted, so this module escapes them. The script reads its data as JSON an
 the script are in `page/`.
 
 A browser cannot open a page with all queries of a large data set. So each metric and model has a list of the worst
-queries, and each pair of models has lists of the largest differences. First all first queries of the lists are chosen,
-then all second ones, until there are `MAX_QUERIES`. So every list is complete to the depth that the page shows."""
+queries, and each pair of models has lists of the largest differences. The first query of every list
+is chosen, then the second of every list, and so on, up to `MAX_QUERIES`. So all lists end at the same depth."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from raytriever.core.store.commit import write_atomically
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.result_tables import ReportTable
 
-MAX_QUERIES = 200  # queries of one data set on a page
-MAX_DEPTH = 25  # largest number of queries of one list
+MAX_QUERIES = 200  # maximum number of queries of one data set on a page
+MAX_DEPTH = 25  # maximum number of queries of one list
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, in this order."""
+    """Content of a page, in the order of the fields."""
 
     title: str
     about: Sequence[str] = ()
-    tables: Sequence[ReportTable] = ()  # tables; those of one group must be consecutive
-    pictures: Sequence[Picture] = ()  # figures; those with one heading must be consecutive
+    tables: Sequence[ReportTable] = ()  # tables of one group must be consecutive
+    pictures: Sequence[Picture] = ()  # figures with the same heading must be consecutive
     # Content of `per_query/` by data set; `choose_queries` selects those that the page shows.
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: str = ""
@@ -135,7 +135,7 @@ def choose_queries(content: Mapping[str, Any]) -> dict[str, Any]:
 
     Return `{"models", "metrics", "of", "depth", "documents": [[id, title, text]], "queries": [{"id", "text", "values":
     [[value per metric] per model], "top": [[[document, grade, score]] per model], "relevant": [[document, grade]]}]}`.
-    A document is its index in `documents`, which has each document once."""
+    A document is given by its index in `documents`, which has no duplicates."""
     models = list(content["models"])
     metrics = list(dict.fromkeys(name for model in content["models"].values() for name in model["metrics"]))
     count = len(content["queries"])

@@ -28,7 +28,7 @@ from raytriever.training.memory.simulated_encoder import simulate
 from raytriever.training.run_config import Config
 
 GB = 1e9
-CARDS = (24, 80)  # sizes in GB of common GPUs, for the plan if this machine has none
+CARDS = (24, 80)  # memory in GB of common GPUs, for the plan if this machine has no GPU
 RANK = 16  # LoRA rank in suggestions
 _ROWS = {
     "weights": "weights",
@@ -62,7 +62,7 @@ def dry_run(config: Config) -> Iterator[str]:
 
 
 def places(precision: str | None) -> list[Place]:
-    """Return the GPU of this machine; without a GPU, example GPUs and its CPU. None means the default precision."""
+    """Return this machine's GPU. Without a GPU, return example GPUs and the CPU. None means the default precision."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
         properties = torch.cuda.get_device_properties(device)
@@ -112,18 +112,18 @@ def _missing_weights(files: ModelFiles) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """Plan for one place."""
+    """Memory plan for one `Place`."""
 
     place: Place
     plan: MemoryPlan
-    largest: int  # number of texts of the largest chunk; 0 if not even one text fits
+    largest: int  # number of texts of the largest chunk that fits; 0 if not even one text fits
     texts: int  # number of texts of the planned chunk: the user's choice, else the largest chunk
-    # Number of texts of the largest chunk with activation checkpointing; 0 if that is set already or does not help.
+    # `largest` with activation checkpointing; 0 if that is set already, not needed or not supported by the model.
     checkpointed: int
 
     @property
     def parts(self) -> StepMemory:
-        """Bytes with chunks of `texts` texts, or of one text if none fits."""
+        """Bytes of a step with chunks of `texts` texts, or of one text if not even that fits."""
         return self.plan.parts(self.texts or 1)
 
     def advice(self, config: Config) -> str:

@@ -1,7 +1,7 @@
 """Recorder of a run's events on the driver: progress bar, batches of points for the tracker, and Ray metrics.
 
-The tracker stores every batch in `steps.jsonl` in the run directory before it is sent, and ignores points of repeated
-steps. A resumed run reads this file, so that its curves are complete."""
+The tracker stores every batch in `steps.jsonl` in the run directory before it sends the batch, and skips points of
+repeated steps. A resumed run reads this file, so that its curves are complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import Point
 
 FLUSH_SECONDS = 5.0
-LOST_WORKER, MISSING_WORKERS = "raytriever.lost_worker", "raytriever.missing_workers"  # tags
+LOST_WORKER, MISSING_WORKERS = "raytriever.lost_worker", "raytriever.missing_workers"  # tags of a run
 
 
 class Recorder:
@@ -89,7 +89,7 @@ class Recorder:
         for name, value in metrics.items():
             self.gauges.set(f"evaluation_{name}", value, f"{name} of the newest checkpoint on dev data")
         if "evaluation_seconds" in event.metrics:
-            self.gauges.set("evaluation_seconds", event.metrics["evaluation_seconds"], "of the newest evaluation")
+            self.gauges.set("evaluation_seconds", event.metrics["evaluation_seconds"], "time of the newest validation")
 
     def flush(self) -> None:
         """Log the collected points, and export how far the tracking server is behind."""

@@ -1,6 +1,6 @@
 """Run: a data set for evaluation, and one or several trainings in sequence.
 
-A run without stages is one training in its own directory and tracked run. A stage of a curriculum is an ordinary
+A run without stages is one training, with one directory and one tracked run. A stage of a curriculum is an ordinary
 training with the run directory `stages/1-NAME/` and a child run. It starts from the model of the stage before it, and
 is not trained again if it is finished. All stages are opened first, so that an error in the last one is found before
 the first one trains."""
@@ -59,7 +59,7 @@ class OpenRun:
     config: Config
     dataset: RetrievalDataset  # data set for the evaluation, with its test split
     trainings: tuple[OpenTraining, ...]
-    encoder: str  # description in one line of how the encoder reads texts
+    encoder: str  # one-line description of how the encoder reads texts
     weights: int  # bytes of the encoder's weights in float32
 
     def settings(self) -> dict[str, Any]:
@@ -151,8 +151,8 @@ def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
 def _check_overlaps(training: OpenTraining, evaluated: RetrievalDataset, run: Config, log: Log) -> None:
     """Log how many dev and test queries are also training queries.
 
-    Shared dev queries make the calibration too confident, and training stops too late, which the dev curve shows.
-    Shared test queries make the results too good, and nothing shows that.
+    Shared dev queries make the calibration too confident and let training run too long. The dev curve shows this.
+    Shared test queries make the results too good. No output shows this.
 
     Raises:
         DataError: too many test queries are among the training queries.
@@ -187,12 +187,12 @@ def _open_evaluated(config: Config, retriever: Retriever, log: Log) -> Retrieval
 
 
 def folders_of(config: Config, path: Path) -> list[Path]:
-    """Return the run directories of the trainings: the run's own one, or one below it for each stage."""
+    """Return the run directories of the trainings: that of the run, or one below it for each stage."""
     return [path / STAGES / f"{number}-{stage.name}" for number, stage in enumerate(config.stages, 1)] or [path]
 
 
 def find_negatives(opened: OpenRun, path: Path, cache: NegativesCache) -> list[NegativesTable | None]:
-    """Find the hard negatives of all unfinished trainings before the first one begins."""
+    """Find the hard negatives of all unfinished trainings before the first training begins."""
     tables = []
     for training, folder in zip(opened.trainings, folders_of(opened.config, path), strict=True):
         with errors_of(training.config):
@@ -210,12 +210,12 @@ def train_run(
     here: bool = False,
     gpus: float = 1.0,
 ) -> None:
-    """Run the unfinished trainings of a run. Afterwards its directory holds the model of the last one.
+    """Run the unfinished trainings of a run. Afterwards the run directory holds the model of the last training.
 
     Args:
         tables: hard negatives of the trainings, from `find_negatives`.
         run_name: suffix of the names of child runs.
-        here, gpus: see `TrainingJob`; with `here`, this process itself is the only worker.
+        here, gpus: see `TrainingJob`. If `here` is True, this process is the only worker.
     """
     folders = folders_of(opened.config, path)
     start: Path | None = None

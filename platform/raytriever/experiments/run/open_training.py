@@ -57,7 +57,7 @@ class OpenTraining:
     prompts: PromptTable = field(default_factory=PromptTable)
 
     def job(self, negatives: NegativesTable | None, folder: Path, **resources: Any) -> TrainingJob:
-        """Return the job for the cluster. `resources` are further fields of `TrainingJob`."""
+        """Return the job for the cluster. `resources` are other fields of `TrainingJob`."""
         return TrainingJob(
             config=self.config,
             datasets=tuple(dataset.location for dataset in self.data.datasets if dataset.location),
@@ -69,7 +69,7 @@ class OpenTraining:
         )
 
     def starting_from(self, model: Path) -> OpenTraining:
-        """Return the training with the weights of another model, but its own prompts and lengths."""
+        """Return this training, started from the weights of another model. Its prompts and lengths do not change."""
         own = self.description.flags() | {"query_prompt_name": None, "passage_prompt_name": None}
         return replace(
             self, config=replace(self.config, model=replace(self.config.model, model=str(model), revision=None, **own))
@@ -108,7 +108,7 @@ def open_training(config: Config, run: Config, retriever: Retriever, log: Log) -
         reached = training.learning_rate * total_steps / (training.warmup_steps + 1)
         log(
             f"{flag_of('warmup_steps')} {training.warmup_steps} is not below the {total_steps:,} steps of this "
-            f"training: the learning rate reaches {reached:.2g} of {training.learning_rate:.2g}"
+            f"training: the learning rate reaches only {reached:.2g}, not {training.learning_rate:.2g}"
         )
     dev_sets = open_dev_sets(config, dev, choose_runner(training.workers[1]), log)
     return OpenTraining(config, description, training_data, total_steps, dev_sets, prompts)
@@ -139,7 +139,7 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
 
 
 class NegativesCache:
-    """Hard negatives and BM25 indexes, each computed once for all trainings on the same data."""
+    """Hard negatives and BM25 indexes, each computed only once for all trainings on the same data."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -156,11 +156,11 @@ class NegativesCache:
         return self._indexes[digest]
 
     def table(self, training: OpenTraining) -> NegativesTable | None:
-        """Return the hard negatives of a training; None if its groups use none."""
+        """Return the hard negatives of a training; None if the training uses no hard negatives."""
         data = training.config.data
         if not data.negatives_per_query:
             return None
-        # Only these settings decide the rows of the table; those of groups and batches do not.
+        # Only these settings decide the rows of the table; the settings of groups and batches do not.
         key = (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix)
         if key not in self._tables:
             self._tables[key] = self._build(data, training.data.datasets)
@@ -182,7 +182,7 @@ class NegativesCache:
 
 
 def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: NegativesTable) -> str:
-    """Return a line about training queries with fewer hard negatives than a group needs; empty if there are none."""
+    """Return a line about training queries with fewer hard negatives than a group needs; `""` if no query has."""
     counts = np.diff(table.offsets)[dataset.positives(data.train_split).queries]
     fewer, none = int((counts < data.negatives_per_query).sum()), int((counts == 0).sum())
     if not fewer:
@@ -192,7 +192,7 @@ def lacking_negatives(dataset: RetrievalDataset, data: DataConfig, table: Negati
 
 
 def training_facts(folders: Sequence[Path], last: Config) -> dict[str, Any]:
-    """Return the facts for `metrics.json` about a training: its steps, and the checkpoint that became `model/`.
+    """Return facts about a run for `metrics.json`: its number of steps, and the checkpoint that became `model/`.
 
     `folders` are the run directories of the trainings of a run, in order. The `last` training chose the checkpoint."""
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)

@@ -1,7 +1,7 @@
 """Directory of a run with its state: new, interrupted or finished.
 
-`config.yaml` is written first and `metrics.json` last, so the two files show the state. A directory of a run with other
-settings, or without a run, is never changed."""
+`config.yaml` is written first and `metrics.json` last, so the two files show the state. A directory with a run of other
+settings, or with files that are no run, is never changed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunDirectory:
         return run
 
     def begin(self, config_yaml: str, losses: Iterable[LossConfig] = ()) -> None:
-        """Create the directory, and write its configuration and the user's losses. A new run replaces an older one."""
+        """Create the directory, and write its configuration and the user's losses. A new run replaces an older run."""
         if self.state == "new" and (self.path / CONFIG).is_file():
             remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
@@ -80,14 +80,14 @@ class RunDirectory:
 
 
 def recorded_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of the run in a directory. They are empty without a run, or if `RunDirectory.open` fails."""
+    """Return the settings of the run in a directory; `{}` if there is no run or its `config.yaml` cannot be read."""
     with suppress(ConfigError):
         return read_settings(path / CONFIG) if (path / CONFIG).is_file() else {}
     return {}
 
 
 def newer_datasets(path: Path, datasets: Iterable[str]) -> list[str]:
-    """Return a line about each local data set that has a newer file than a finished run."""
+    """Return a line about each local data set that has a file newer than `metrics.json` of a finished run."""
     finished, lines = (path / METRICS).stat().st_mtime, []
     for name in sorted(set(datasets)):
         folder = expanded(name)

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 # Settings that are part of every run name, and settings with the same meaning as one of them.
 _NAMED = ("dataset", "model", "loss", "seed", "revision")
-_MOST_SHOWN, _LONGEST_NAME = 6, 200  # maximum of settings, and of characters, in a run's name at a tracker
+_MOST_SHOWN, _LONGEST_NAME = 6, 200  # maximum number of settings and characters in a run's name at a tracker
 
 
 def check_run(
     config: Config, explicit: Iterable[str], run_name: str | None, search: Any = None, varied: Collection[str] = ()
 ) -> str:
-    """Check the settings of a run or a sweep and return its name: `run_name`, or the default name of a run. Raise
-    `ConfigError`. See `check_explicit_settings`."""
+    """Check the settings of a run or a sweep and return its name: `run_name`, or the default name of a run. Raises
+    `ConfigError`; see `check_explicit_settings`."""
     check_config(config)
     check_explicit_settings(config, explicit, search, varied)
     name = default_run_name(config) if run_name is None else run_name
@@ -57,8 +57,8 @@ def start_run(
 ) -> RunResult:
     """Train and evaluate with checked settings, in a directory that this process has locked.
 
-    `base` are the settings before those of the user; see `shown_run_name`. `notes` are logged after the directory is
-    checked."""
+    `base` are the settings that the user's settings override; see `shown_run_name`. `notes` are logged after the
+    directory is checked."""
     shown = shown_run_name(config, base) if run_name is None else run_name
     config = pin_sources(config, output, fresh)
     run = RunDirectory.open(output, to_dict(config), fresh)
@@ -96,7 +96,7 @@ def check_explicit_settings(
 ) -> None:
     """Raise `ConfigError` for an explicit setting that has no effect in any training of a run.
 
-    `varied` are the names of settings that a search varies. A setting is accepted if it has an effect in some trial."""
+    `varied` are the names of settings that a search varies. They must have an effect in at least one trial."""
     kinds = [*SECTIONS.values(), *([type(search)] if search else [])]
     needs = {
         name: conditions

@@ -3,8 +3,8 @@
 1. Open and check the data sets and the model. A user error found here leaves no file behind.
 2. Train.
 3. Evaluate BM25, and the encoder before and after training, on the test split of the run's own data. There is no
-   evaluation between the trainings of a curriculum: it would cost as much as the last one, and a user might choose
-   settings by it.
+   evaluation between the trainings of a curriculum. It would cost as much as the final evaluation, and a user might
+   choose settings by test results.
 4. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again."""
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def bytes_of_run(config: Config, weights: int) -> int:
     `weights` is the size of the encoder's weights in float32, in bytes."""
     total = weights
     for training in config.trainings:
-        # The checkpoints are the newest ones, the best one and one being written, each with weights and two moments.
+        # There may be the newest checkpoints, the best, and one being written, each with weights and two moments.
         checkpoints = 0 if training.model.lora_rank else (training.training.keep + 2) * 3 * weights
         total += checkpoints + (0 if training is config else weights)
     return total
@@ -107,8 +107,8 @@ def bytes_of_run(config: Config, weights: int) -> int:
 def closing_evaluation(opened: OpenRun, trained: Path, log: Callable[[str], None]) -> EvaluationJob:
     """Return the evaluation at the end of a run: BM25, and the encoder before and after training, on the test split.
 
-    The scores of the trained model are calibrated on the dev split. If it has too few queries, or shares too many with
-    the test split, there is no calibration, and a log line gives the reason."""
+    The scores of the trained model are calibrated on the dev split. If this split has too few queries, or shares too
+    many with the test split, there is no calibration. A log line gives the reason."""
     config, dataset, data = opened.config, opened.dataset, opened.config.data
     name, after = safe_name(dataset.name), ModelConfig(model=str(trained))
     source = EvaluationDataset(
@@ -180,4 +180,4 @@ def masking_lines(folders: Sequence[Path]) -> list[str]:
     fractions = [fraction for _, fraction in end_to_end(folders, MASKED)]
     if not fractions:
         return []
-    return [f"The guide masked {fmean(fractions):.2%} of the negatives of a batch, at most {max(fractions):.2%}"]
+    return [f"The guide masked {fmean(fractions):.2%} of a batch's negatives on average, at most {max(fractions):.2%}"]

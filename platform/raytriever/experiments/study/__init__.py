@@ -1,1 +1,1 @@
-"""Study that a file defines: the trainings behind a table, their results, claims and page."""
+"""Study that a file defines: the trainings for a table, their results, the claims and the page."""

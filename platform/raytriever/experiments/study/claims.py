@@ -31,7 +31,7 @@ NOT_TESTED = "not tested"  # the rows have only one seed
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim, one of `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_TESTED`, `NOT_EVALUATED`, with values."""
+    """Verdict on a claim: `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_TESTED` or `NOT_EVALUATED`, and its reason."""
 
     word: str
     because: str
@@ -59,7 +59,7 @@ class Claim:
 
 
 def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge:
-    """Return a judge: a claim holds if every comparison agrees, and does not hold if one shows the opposite."""
+    """Return a judge: a claim holds if every comparison agrees; it does not hold if a comparison shows the opposite."""
 
     def judge(results: SeededResults) -> Verdict:
         outcomes, texts = zip(*compare(results), strict=True)
@@ -82,9 +82,9 @@ def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[st
 def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
     """Claim that two rows differ by at most `within` in each metric on each data set.
 
-    It does not hold if a difference is significantly larger."""
+    The claim does not hold if a difference is larger and also significant."""
     compare = _differences(row, other, metrics, datasets, lambda difference: abs(difference) <= within)
-    return _judge(f"{row} - {other}, alike where within {within:g}", compare)
+    return _judge(f"{row} - {other}, alike if within {within:g}", compare)
 
 
 def above_on_average(
@@ -100,7 +100,7 @@ def no_worse_on_average(
 ) -> Judge:
     """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
 
-    It does not hold if the mean is significantly lower than that."""
+    The claim does not hold if the mean is even lower and the difference is significant."""
     compare = _differences(row, other, metrics, datasets, lambda difference: difference >= -within, on_average=True)
     return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
 
@@ -114,10 +114,10 @@ def _differences(
     on_average: bool = False,
     by: float = 0.0,
 ) -> Callable[[SeededResults], Comparisons]:
-    """Compare `row` with `other` in each metric, on each data set or on average over all.
+    """Compare `row` with `other` in each metric, on each data set or on average over all data sets.
 
-    The test compares a difference with `by`. If `agrees` returns True for it, it agrees with the claim whatever the
-    test says; otherwise it may still be noise. Without `agrees`, the test alone decides."""
+    The test compares a difference with `by`. Without `agrees`, the test alone decides. With it, a difference agrees
+    with the claim if `agrees` is True for it. Any other difference is noise or, if significant, the opposite."""
 
     def compare(results: SeededResults) -> Comparisons:
         cells = _cells(results, (row, other), metrics, datasets)
@@ -166,7 +166,7 @@ def _first(row: str, metrics: Sequence[str], datasets: Sequence[str], among: Seq
 def _cells(
     results: SeededResults, rows: Sequence[str], metrics: Sequence[str], datasets: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the data sets and metrics to compare. Raises `KeyError` if a named data set, or every one, lacks a row."""
+    """Return the pairs (data set, metric) to compare. Raises `KeyError` if no data set has all rows."""
     cells = [
         (dataset, metric)
         for dataset in datasets or results.datasets
@@ -186,9 +186,9 @@ def _some(values: list[T], rows: Sequence[str]) -> list[T]:
 
 
 def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
-    """Claim that rows are above another one in more than half of all cells (row, data set, metric).
+    """Claim that rows are significantly above another row in more than half of all cells (row, data set, metric).
 
-    It does not hold if they are below in more than half of the cells."""
+    The claim does not hold if the rows are significantly below in more than half of the cells."""
 
     def judge(results: SeededResults) -> Verdict:
         cells = [
@@ -213,7 +213,7 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str], data
 
 
 def steadier(rows: Sequence[str], others: Sequence[str], metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
-    """Claim that each metric varies less among `rows` than among `others` (largest minus smallest value).
+    """Claim that each metric has a smaller spread (largest minus smallest value) among `rows` than among `others`.
 
     Each row is one setting. The spread over the rows is computed for each seed."""
 

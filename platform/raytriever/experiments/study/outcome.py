@@ -1,6 +1,6 @@
 """Outcome of a study: `results.json`, `table.md`, `table.tex`, `study.md` and the figures.
 
-All of it is computed from the variants' directories and the study file, so it can be written again at any time."""
+All files are computed from the variants' directories and the study file, so they can be written again at any time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def seeds_of(variant: Variant, seeds: int) -> Iterable[int]:
 
 
 def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
-    """Return the metrics of all variants of a study by row and data set, with ascending seeds."""
+    """Return the metrics of all variants of a study by row and data set, in ascending order of the seeds."""
     cells: dict[Cell, list[SeedMetrics]] = {}
     for variant in study.variants:
         for seed in seeds_of(variant, seeds):
@@ -155,7 +155,7 @@ def _rows(
 def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
     """Return the steps, the best step and the seconds of each training.
 
-    If hard negatives are refreshed, `tables` has, for each mined table, its first step and its age in steps."""
+    If hard negatives are refreshed, `tables` has the first step and the age (in steps) of each mined table."""
     trainings = []
     for variant in study.variants:
         if variant.curriculum is not None:

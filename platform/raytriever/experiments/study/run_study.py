@@ -4,7 +4,7 @@
    whose name is in `study.json`. A variant is an ordinary run. It is refused if its directory has a run with other
    settings.
 2. Train and evaluate all variants with the first seed, then with the next one, so that the table is complete early.
-   Finished variants are skipped. If the cluster has GPUs, as many variants run at the same time as fit on them.
+   Finished variants are skipped. If the cluster has GPUs, as many variants run at the same time as fit on the GPUs.
 3. Write table, figures and page. They depend only on the directories of the variants and the study file."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_directory(output: Path, name: str) -> None:
 
 
 def settings_of(study: Study) -> dict[str, Any]:
-    """Return the settings of the variants, for the record."""
+    """Return the content of `study.json`, with the settings of all variants."""
     variants = {
         variant.name: to_dict(variant.curriculum) if variant.curriculum else variant.model for variant in study.variants
     }
@@ -77,7 +77,7 @@ def run_study(
     trial_gpus: float | None = None,
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> bool:
-    """Train and evaluate the missing variants, and write the outcome. Return whether any variant was missing.
+    """Train and evaluate the missing variants, and write the outcome. Return True if a variant was missing.
 
     A larger number of `seeds` than before adds trainings; a smaller number leaves some out of the table. `trial_gpus`
     is the number of GPUs of a variant, a fraction if variants share a GPU. None means a whole GPU if there is one."""
@@ -105,7 +105,7 @@ def run_study(
         record = _record(study, hash_of(settings))
         tags = {"run_directory": str(output.resolve()), COMMAND: "study", "config_hash": record.digest}
         tracker.describe({"study": study.name, "variants": len(study.variants)}, record, tags)
-        # Ray finds the GPUs of this machine by itself, but must be given CPUs for this many variants.
+        # Ray finds the GPUs of this machine itself. CPUs are reserved here, for all variants that run at once.
         variants_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
         with _equal_priority(), ray_session(workers * variants_here), quiet_transformers():
             gpus = gpus_each("trial_gpus", trial_gpus)
@@ -123,8 +123,8 @@ def run_study(
 
 def _check_trial_gpus(workers: int) -> None:
     if workers > 1:
-        remedy = "omit it: each of several workers has a GPU of its own"
-        raise ConfigError("applies to variants of one worker", setting("trial_gpus"), remedy)
+        remedy = "omit it: if a variant has several workers, each has its own GPU"
+        raise ConfigError("applies only to variants with one worker", setting("trial_gpus"), remedy)
     if not (torch.cuda.is_available() or os.environ.get("RAY_ADDRESS")):
         raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
 
@@ -155,9 +155,9 @@ def _equal_priority() -> Iterator[None]:
 
 
 def run_variants(run: Callable[[int, Variant, int], None], todo: Sequence[tuple[Variant, int]], at_once: int) -> None:
-    """Call `run` with the number, variant and seed of each entry of `todo`, `at_once` of them at the same time.
+    """Call `run` with the number, variant and seed of each entry of `todo`. `at_once` calls run at the same time.
 
-    If `at_once` is 1, variants run on this thread. After an error or an interruption no further variant starts. When
+    If `at_once` is 1, variants run on this thread. After an error or an interruption, no other variant starts. When
     the running variants have ended, the error of the first variant in `todo` that failed is raised."""
     if at_once == 1:
         for number, (variant, seed) in enumerate(todo, 1):

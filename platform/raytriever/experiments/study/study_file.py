@@ -2,7 +2,7 @@
 
 With `data_sets:`, every variant trains on each data set and is evaluated on the test split of the same data set. With
 `evaluated:`, a variant trains as its settings say and is evaluated on the data sets listed there. A variant consists of
-settings that override those of all variants, or is an untrained model: `bm25`, `minilm`, a path or a hub name."""
+settings that override the common settings, or is an untrained model: `bm25`, `minilm`, a path or a hub name."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ AFTER = "after"  # name of a variant's model in its evaluation, as in the evalua
 class Variant:
     """One training, or one encoder that is not trained."""
 
-    name: str  # unique name of its directory and its run at the tracker
-    row: str  # row of the table. Variants that are evaluated on different data sets may share one.
+    name: str  # unique name, also of the variant's directory and its run at the tracker
+    row: str  # row of the table. Variants that are evaluated on different data sets may share a row.
     # Evaluation data sets by their names in tables. In one study, a name means one data set and split.
     datasets: Mapping[str, EvaluationDataset]
     # Settings of the training; the study replaces each `training.seed`. None if nothing is trained.
     curriculum: Config | None
     model: str = ""  # system to evaluate if nothing is trained: `bm25`, or an encoder as `--model` names it
-    # Longest query and passage of an untrained encoder, in tokens; None means its own limit.
+    # Maximum tokens of a query and of a passage, for an untrained encoder; None means the encoder's own limit.
     lengths: tuple[int | None, int | None] | None = None
 
 
@@ -65,19 +65,19 @@ class Study:
     source: str
     variants: tuple[Variant, ...]
     seeds: int  # default number of trainings of each variant; their seeds are 0 to seeds - 1
-    # One or two rows with which the others are compared. The marks are `+` and `-` against the first, `◆` and `◇`
-    # against the second.
+    # One or two rows with which the others are compared. Significant differences are marked `+` and `-` for the first
+    # row, `◆` and `◇` for the second.
     baselines: tuple[str, ...]
     about: str = ""  # lines about the training and the data, printed above the table
     claims: tuple[Claim, ...] = ()
-    # Published results by row, data set and metric, in the units of ours (mostly fractions).
+    # Published results by row, data set and metric, in the same units as our results (mostly fractions).
     paper: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    steps_to_best: bool = False  # whether the table has the step of the best checkpoint of each training
+    steps_to_best: bool = False  # whether the table has a column with the step of the best checkpoint
 
 
 @contextmanager
 def errors_within(where: str) -> Iterator[None]:
-    """Add the location to a user error: a variant, or a part of a file."""
+    """Add the location (a variant, or a part of a file) to a user error."""
     try:
         yield
     except UserError as error:
@@ -89,8 +89,8 @@ _TEXTS = ("name", "title", "source", "about")
 _KEYS = (*_TEXTS, "seeds", "metrics", _TRAINED, _EVALUATED, "settings", "variants", "baseline", "claims", "paper")
 _METRICS, _SEEDS, _MOST_SEEDS = "ndcg@10,mrr@10,recall@100,auc", 3, 100
 _COLUMNS = ("row", "data_set", "metric", "value")
-# Kinds of claims: about one variant, about pairs of variants, and about two lists of variants; then the settings of
-# margins.
+# Kinds of claims: about one variant, about pairs of variants, and about two lists of variants. `_MARGINS` has the key
+# of each kind's margin.
 _OF_ONE: Mapping[str, Callable[..., Judge]] = {"best": best, "smallest": smallest}
 _OF_PAIRS: Mapping[str, Callable[..., Judge]] = {
     "above": above,
@@ -115,7 +115,7 @@ def load_study(path: Path) -> Study:
     shared = from_dict(_mapping(content.get("settings", {}), f"{where}: settings"), f"{where}: settings")
     metrics = _metrics(content.get("metrics", _METRICS), where)
     if (_TRAINED in content) == (_EVALUATED in content):
-        raise ConfigError(f"needs either {_TRAINED} or {_EVALUATED}", where, "give the data sets once, by name")
+        raise ConfigError(f"needs either {_TRAINED} or {_EVALUATED}", where, "give the data sets under one of the two")
     kind = _TRAINED if _TRAINED in content else _EVALUATED
     entries = _several(content, kind, where)
     file_names = unique_names(list(map(safe_name, entries)))
@@ -132,7 +132,7 @@ def load_study(path: Path) -> Study:
     names = [variant.name for variant in variants]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ConfigError(
-            f"two variants or data sets have the same letters and digits ({min(repeated)})", where, "rename one of them"
+            f"two names of variants or data sets have equal letters and digits ({min(repeated)})", where, "rename one"
         )
     trained = [variant.row for variant in variants if variant.curriculum]
     baselines = _list(content.get("baseline", (trained or rows)[0]))
@@ -145,7 +145,7 @@ def load_study(path: Path) -> Study:
     claims = content.get("claims", [])
     if not isinstance(claims, list):
         raise ConfigError(
-            f"claims: {claims!r} is not a list", where, "give `- {above: [VARIANT, VARIANT], metrics: auc}`"
+            f"claims: {claims!r} is not a list", where, "give lines such as `- {above: [VARIANT, VARIANT]}`"
         )
     name = _plain(texts["name"] or path.stem)
     return Study(
@@ -166,12 +166,12 @@ def load_study(path: Path) -> Study:
 
 
 def read_printed(path: Path) -> dict[tuple[str, str, str], float]:
-    """Read published results by row, data set and metric from a CSV with these columns and `value`."""
+    """Read published results by row, data set and metric from a CSV file with the columns of `_COLUMNS`."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             lines = list(csv.reader(stream))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError("is not a CSV file in UTF-8", str(path), f"give the columns {', '.join(_COLUMNS)}") from error
+        raise ConfigError("is not a CSV file in UTF-8", str(path), "save it as CSV in UTF-8") from error
     printed = {}
     for number, line in enumerate(lines, 1):
         try:
@@ -201,7 +201,7 @@ def _dataset(
     level, drop_own = settings.pop("level", 1), settings.pop("drop_own", True)
     if type(level) is not int or level < 1 or type(drop_own) is not bool:
         what = f"level: {level!r} or drop_own: {drop_own!r} is invalid"
-        raise ConfigError(what, where, "give the lowest relevant grade, and true or false")
+        raise ConfigError(what, where, "give `level:` a grade of at least 1, and `drop_own:` true or false")
     config = from_dict({"data": settings}, where, shared)
     with errors_within(where):
         fetch_paths(config.data)
@@ -288,7 +288,7 @@ def read_claim(
 def _groups(kind: str, value: Any, where: str) -> list[list[Any]]:
     groups = [_list(group) for group in value] if _list(value) and isinstance(_list(value)[0], list) else [_list(value)]
     if kind in _OF_LISTS:
-        is_valid, remedy = len(groups) == 2 and all(groups), "give two lists of variants, such as [[A, B], [C]]"
+        is_valid, remedy = len(groups) == 2 and all(groups), "give two lists of variants [[A, B], [C, D]] or [[A], [B]]"
         sizes = {"mostly_above": len(groups[-1]) == 1, "larger_gain": {len(group) for group in groups} == {2}}
         is_valid = is_valid and sizes.get(kind, True)
     elif kind in _OF_ONE:
@@ -306,7 +306,7 @@ def _groups(kind: str, value: Any, where: str) -> list[list[Any]]:
 def _several(content: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
     entries = _mapping(content.get(key), f"{where}: {key}")
     if not entries or not all(isinstance(name, str) and _plain(name) for name in entries):
-        raise ConfigError("holds no entry with a name", f"{where}: {key}", "give `NAME: value` lines")
+        raise ConfigError("is empty or has an invalid name", f"{where}: {key}", "give `NAME: value` lines")
     return entries
 
 

@@ -1,6 +1,6 @@
 """Tables and page of a study (`study.md`): results, significance marks, the paper's numbers, verdicts on claims.
 
-Metrics are printed times 100, with their standard deviation over seeds. p-values are corrected for all tests of a
+Metrics are multiplied by 100 and have their standard deviation over seeds. p-values are corrected for all tests of a
 metric."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 def study_tables(
     results: SeededResults, pairs: Sequence[TestedPair], baselines: Sequence[str], paper: Paper, caption: str
 ) -> list[ReportTable]:
-    """Return the tables of a study. The tests of all `pairs` of rows decide which values are bold, and which marks they
-    get against the `baselines`, at most two."""
+    """Return the tables of a study. The tests of all `pairs` of rows decide which values are bold, and which marks show
+    differences from the one or two `baselines`."""
     means: dict[str, dict[str, dict[str, float | None]]] = {row: {} for row in results.rows}
     for row, dataset in results.cells:
         names = results.cells[row, dataset][0].metrics

@@ -2,11 +2,11 @@
 
 `metrics.json` is written last, after the tracker knows that the run is finished. So a variant with this file is not
 trained again. An interrupted variant resumes from its newest checkpoint. Hard negatives and BM25 indexes are computed
-once for all variants with the same data.
+only once for all variants with the same data.
 
-On a cluster with GPUs, Ray processes that reserve them train and evaluate a variant, and several variants may run at
-the same time, on threads of this process. Without GPUs, a variant of one worker trains in this process, because the
-start of a Ray Train group takes longer than a whole small variant."""
+On a cluster with GPUs, Ray processes that reserve GPUs train and evaluate a variant. Several variants may run at the
+same time, on threads of this process. Without GPUs, a variant of one worker trains in this process: starting
+a Ray Train group takes longer than training a small variant."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import COMMAND, DatasetRecord, closing
 from raytriever.training.run_config import Config, dump_config, override, to_dict
 
-# Names of folders: that of all variants, that of an untrained encoder's run (instead of a seed), that of a trained
-# encoder.
+# Names of folders: of all variants, of an untrained encoder's run (instead of `seed-N`), and of a trained encoder.
 VARIANTS, AS_IT_IS, MODEL = "variants", "as-it-is", "model"
 # Folders that are deleted when a variant is finished.
 TEMPORARY = ("checkpoints", "negatives")
@@ -78,7 +77,7 @@ class VariantRunner:
 
     Args:
         run_name: name of the study, which is the suffix of its variants' run names.
-        record: data of the study, for the tracker, for variants that do not open a data set themselves.
+        record: record of the study's data at the tracker, for variants that are not trained.
         gpus: GPUs of each worker of a variant, 0 if the cluster has none; see `gpus_each`.
     """
 
@@ -91,7 +90,7 @@ class VariantRunner:
         self._negatives = NegativesCache(lambda line: None)
 
     def run(self, variant: Variant, seed: int) -> None:
-        """Train and evaluate a variant. Parts that an earlier call finished are skipped.
+        """Train and evaluate a variant. Skip the training or evaluation if an earlier call has finished it.
 
         Threads prepare their variants one after another, because variants share negatives."""
         began, (run, curriculum) = time.monotonic(), open_variant(self._output, variant, seed)

@@ -25,9 +25,9 @@ STARTUP_TRIALS = 10  # random trials before Optuna's model is used (the default 
 class Sampler:
     """Sampler that proposes points of the search space."""
 
-    # `grid` for every combination once, in order; `random` for uniform points without repetition (Bergstra and Bengio,
-    # 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al., 2019). Running
-    # trials count as bad ones for Optuna, so that concurrent trials try different points.
+    # `grid` proposes every combination in order; `random` proposes uniform points without repetition (Bergstra and
+    # Bengio, 2012); `optuna` uses its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al., 2019).
+    # Optuna treats running trials as bad trials, so that concurrent trials try different points.
     searcher: str
     space: SearchSpace
     seed: int
@@ -36,11 +36,11 @@ class Sampler:
         if self.searcher == GRID:
             self.space.grid()
         if self.searcher == OPTUNA and find_spec("optuna") is None:
-            remedy = "pip install 'raytriever[tune]'"
+            remedy = "install it: pip install 'raytriever[tune]'"
             raise ConfigError("requires the package optuna", setting("searcher", "optuna"), remedy)
 
     def propose(self, trials: Sequence[Trial], metric: str = "", settled: int | None = None) -> Point | None:
-        """Return the point of the trial that follows these; None if all points were tried.
+        """Return the point of the next trial after `trials`; None if all points were tried.
 
         Optuna learns from the `metric` of the first `settled` trials (None: all), and treats the others as running."""
         number = len(trials)

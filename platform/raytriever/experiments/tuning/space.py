@@ -1,6 +1,6 @@
 """Hyperparameter search: its settings, and the search space of settings with values or ranges.
 
-A space consists of short names for ranges around the papers' values (`NAMED`), or of a YAML file that looks like a
+A space consists of short names for ranges around published values (`NAMED`), or of a YAML file that looks like a
 configuration file. This module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SearchConfig:
 
     search_space: str = option(
         "loss,lambda,temperature",
-        "settings to search: any of loss, loss-weights (of a sum of two), lambda, temperature, learning-rate, batch, "
+        "settings to search: any of loss, loss-weights (of two losses), lambda, temperature, learning-rate, batch, "
         "negatives, refresh, warmup, or a YAML file of settings with values or ranges",
         reads=SEARCH_SPACE,
         metavar="NAME,NAME|FILE",
@@ -73,7 +73,7 @@ class SearchConfig:
     )
     trial_gpus: float | None = option(
         None,
-        "GPUs of a trial, a fraction if several trials share one (default: 1 if there is a GPU)",
+        "GPUs of a trial; a fraction if several trials share a GPU (default: 1 if there is a GPU)",
         above=0,
         maximum=1,
     )
@@ -85,10 +85,10 @@ class SearchConfig:
         "during training",
         needs="asha",
     )
-    asha_grace: int = option(20, "steps that each trial runs at least", minimum=1, needs="asha")
+    asha_grace: int = option(20, "minimum number of steps of each trial", minimum=1, needs="asha")
     asha_factor: int = option(
         3,
-        "at each rung one trial in this many continues; rungs are this many times further apart",
+        "at each rung one trial in this many continues; the step of the next rung is this many times as large",
         minimum=2,
         needs="asha",
     )
@@ -100,7 +100,7 @@ class Dimension:
 
     section: str
     name: str
-    values: tuple[Any, ...]  # values of a grid; if there is no range, every sampler uses them
+    values: tuple[Any, ...]  # values of a grid. Without a range, every sampler uses them.
     # `low`, `high`: ends of a range; None for a list of values.
     low: float | None = None
     high: float | None = None
@@ -183,7 +183,7 @@ def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
 
 def _dimension(section: str, name: str, domain: Any, hint: Any, where: str) -> Dimension:
     if f"{section}.{name}" in _COMPARED:
-        raise ConfigError("cannot be searched", where, "give it as a flag: trials must have the same value to compare")
+        raise ConfigError("cannot be searched", where, "give it as a flag: it must be the same for all compared trials")
     if name in MAY_CHANGE:
         raise ConfigError("cannot be searched", where, "give it as a flag: it does not change the result of a trial")
     if isinstance(domain, list):
@@ -218,7 +218,7 @@ def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where:
         values = _values(section, name, grid, f"{where}.grid")
         for value in values:
             if not low <= value <= high:
-                raise ConfigError(f"{value:.15g} is not between {low:.15g} and {high:.15g}", f"{where}.grid")
+                raise ConfigError(f"{value:.15g} is out of range", f"{where}.grid", f"give {low:.15g} to {high:.15g}")
     elif isinstance(grid, int) and not isinstance(grid, bool) and grid > 1:
         values = tuple(dict.fromkeys(dimension.at(index / (grid - 1)) for index in range(grid)))
     elif grid is None:

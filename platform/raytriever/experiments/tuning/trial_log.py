@@ -18,7 +18,7 @@ from raytriever.experiments.tuning.space import short_name
 from raytriever.training.training_settings import DEV_LOSS
 
 TRIAL_LOG = "trials.json"
-TABLE_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)  # columns after the deciding metric
+TABLE_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)  # columns after the first metric
 Status = Literal["running", "finished", "stopped", "failed"]
 RUNNING: Literal["running"] = "running"
 FINISHED: Literal["finished"] = "finished"
@@ -27,21 +27,21 @@ FAILED: Literal["failed"] = "failed"
 
 
 class TrialError(UserError):
-    """Error of a sweep of which some trials failed. The other trials have run to their ends."""
+    """Error of a sweep in which some trials failed. All other trials have ended."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial."""
+    """One trial of a sweep, with its settings and its results."""
 
-    number: int  # number from 0; its directory is `trials/NUMBER` with three or more digits
-    settings: Mapping[str, Any]  # its point of the search space, by `section.setting`
+    number: int  # number of the trial, from 0; `trials/NUMBER`, with three or more digits, is its directory
+    settings: Mapping[str, Any]  # the trial's point in the search space, by `section.setting`
     # `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
     status: Status = RUNNING
-    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics on the dev split, if it is finished
+    metrics: Mapping[str, float] = field(default_factory=dict)  # dev metrics; only the dev loss unless `finished`
     steps: int = 0
-    seconds: float = 0.0  # duration, over all calls
-    reason: str = ""  # reason why it failed, or the step at which it was stopped
+    seconds: float = 0.0  # running time, summed over all calls
+    reason: str = ""  # why the trial failed, or the step at which it was stopped
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Trial:
         return f"{self.number:03d}"
 
     def value(self, metric: str) -> float | None:
-        """Return the metric, signed so that larger is better; None if it is not finite or the trial is not finished."""
+        """Return the metric, negated for a loss; None if it is NaN or infinite, or if the trial has not finished."""
         value = self.metrics.get(metric)
         if self.status != FINISHED or value is None or not math.isfinite(value):
             return None
@@ -61,13 +61,13 @@ class _Trials(TypedDict):
 
 
 def find_best(trials: Sequence[Trial], metric: str) -> Trial | None:
-    """Return the finished trial with the highest value, or the first of several; None if no trial is finished."""
+    """Return the finished trial with the best value, the earliest of equal trials; None if no trial is finished."""
     valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
     return max(valued)[2] if valued else None
 
 
 def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
-    """Return the trials of a sweep by number; none if it has not started. All must have the same searched settings."""
+    """Return the trials of a sweep by number; `[]` before its start. All must have the same searched settings."""
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []
@@ -78,13 +78,13 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     expected = set(trials[0].settings if settings is None and trials else settings or ())
     for trial in trials:
         if other := sorted(expected ^ trial.settings.keys()):
-            reason = f"is damaged or changed: not all trials have the setting {other[0]}, see trial {trial.number}"
+            reason = f"is damaged or changed: its trials have other settings (see {other[0]} of trial {trial.number})"
             raise StorageError(reason, str(file), remedy)
     return trials
 
 
 def write_trials(folder: Path, trials: Sequence[Trial], metric: str, planned: int) -> None:
-    """Write all trials, the number of the best one so far, and the planned number of trials."""
+    """Write all trials, the number of the best trial so far, and the planned number of trials."""
     best = find_best(trials, metric)
     content = {
         "format": FORMAT,
@@ -104,9 +104,9 @@ def rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
 
 
 def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
-    """Return the table of a sweep: a row of titles, then a row for each trial. There must be at least one.
+    """Return the table of a sweep: a row of titles, then a row for each trial. There must be at least one trial.
 
-    The deciding metric is the first metric column."""
+    The first metric column has `metric`, which decides the best trial."""
     keys = list(trials[0].settings)
     evaluated = {name for trial in trials for name in trial.metrics}
     metrics = [metric, *(name for name in TABLE_METRICS if name in evaluated and name != metric)]

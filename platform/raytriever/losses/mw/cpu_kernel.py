@@ -35,7 +35,7 @@ class CompiledWalk:
         )
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Add a panel, without the ascending pairs (rows, columns). `derivatives` may be the tensor `scores`."""
+        """Add a panel without the excluded pairs (rows, columns), in ascending order. `derivatives` may be `scores`."""
         bounds = torch.searchsorted(rows, torch.arange(len(scores) + 1)).numpy()
         in_threads(
             _walk,

@@ -8,9 +8,9 @@ replaced by 3/16 of the sum of y. The difference y^3 - 3y/16 is a Chebyshev poly
 loss changes by a factor of at most 1 + 1.3e-6. This is the worst case: all scores of a subcell are on one side of its
 middle. If they are spread over it, the factor is about 1 + 1e-9. Rounding y to 2^-15 moves a score by at most 1e-6 tau.
 
-`CudaPositives` computes the sums that depend on the positives. It needs two kernels, and two products with matrices of
-softplus and sigmoid between all nodes of the grid. Steps with the same grid share these matrices. The banded sums of
-`grid` would take ten times as long: they need many launches, and a launch takes longer than such a product."""
+`CudaPositives` computes the sums that depend on the positives. It needs two kernels, and two products with
+matrices: softplus and sigmoid of the difference of each two nodes. Steps with the same grid share these matrices. The
+banded sums of `grid` would take ten times as long: they need many launches, each slower than such a product."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PARAMETERS = {
 WEIGHT_UNIT = 2.0**-40
 # Bytes of shared memory of `finish`: four sums of 256 threads.
 FINISH_BYTES = 4 * 256 * 8
-# Cells are rounded up to a multiple of this number, so that more grids share the matrices between all nodes.
+# The number of cells is rounded up to a multiple of this, so that more grids share the matrices of all nodes.
 DENSE_STEP = 16
 
 
@@ -80,7 +80,7 @@ def compile_walk(architecture: str) -> bytes:
 
 
 class CudaKernels:
-    """The kernels on a CUDA device."""
+    """The compiled kernels, loaded on a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         from cuda.bindings import driver
@@ -186,7 +186,7 @@ def _between_nodes(cells: int, width: float, device: torch.device) -> Float[Tens
 class CudaPositives:
     """Kernel sums that depend on the positives, on an even grid of few cells. Also computes the loss and the AUC.
 
-    Sums over positives are integers, so their order does not change a bit.
+    Sums over positives are integers, so the order of summation does not change them.
 
     Args:
         grid: an even grid of at most `mann_whitney.DENSE_CELLS` cells.
@@ -255,7 +255,7 @@ class CudaWalk:
         self._blocks = kernels.processors * (2 if twice else 1)
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Add a panel, without the pairs (rows, columns). `derivatives` is float32 or bfloat16, and may be `scores`."""
+        """Add a panel without the excluded pairs (rows, columns). `derivatives` (float32 or bf16) may be `scores`."""
         excluded = scores[rows, columns]
         self._launch(scores, derivatives, 1)
         if len(excluded):

@@ -45,7 +45,7 @@ def mann_whitney(
         A scalar, 0 or above, in the precision of the scores, at least float32.
 
     Raises:
-        LossInputError: an argument has another shape, type or device; a score is not finite or too large; a row has no
+        LossInputError: an argument has a wrong shape, type or device; a score is too large or not finite; a row has no
             positive; or the matrix has no negative.
 
     Examples:
@@ -70,9 +70,9 @@ def mann_whitney(
     if not (isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point() and scores.numel()):
         raise LossInputError(f"scores are {_kind(scores)}", remedy="give a floating-point tensor [queries, candidates]")
     if not 0 < temperature < float("inf"):
-        raise LossInputError(f"the temperature is {temperature!r}", remedy="give a finite one above 0")
+        raise LossInputError(f"the temperature is {temperature!r}", remedy="give a finite number above 0")
     if reduction not in get_args(PairReduction):
-        raise LossInputError(f"reduction {reduction!r}", remedy=f"choose from {', '.join(get_args(PairReduction))}")
+        raise LossInputError(f"unknown reduction {reduction!r}", remedy=f"use {' or '.join(get_args(PairReduction))}")
     _check_columns("positives", positives, scores)
     if ignored is not None:
         _check_columns("ignored", ignored, scores)
@@ -118,7 +118,7 @@ def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
 
 
 def _is_mask_of_integers(columns: Tensor, scores: Tensor) -> bool:
-    """Return True for integers of the shape of the scores that are all 0 or 1.
+    """Return True if `columns` has the shape of the scores and consists of the integers 0 and 1.
 
     With three columns or more, no valid table of distinct columns looks like this."""
     if columns.shape != scores.shape or scores.shape[1] <= 2 or columns.is_floating_point() or columns.is_complex():
@@ -165,6 +165,6 @@ class _FromScores(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (derivatives,) = ctx.saved_tensors
-        # A product with 1 would copy the matrix. This takes a fifth of the time of the loss.
+        # A product with 1 would copy the matrix, which takes a fifth of the time of the loss.
         scaled = derivatives if float(grad) == 1 else derivatives * grad
         return scaled, None, None, None, None

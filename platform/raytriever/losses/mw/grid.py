@@ -15,7 +15,7 @@ So the error of their difference is e <= 7 u T. Since
 
 the error changes each pair's softplus and sigmoid by a factor of at most exp(e). All terms are positive, so the same
 holds for the loss and for the derivative by each score. At T = LARGEST_SCORE = 2^30 the relative error is 8.4e-7;
-larger scores are refused.
+larger scores raise an error.
 
 Nodes. A cell has NODES nodes of degree-7 interpolation on [-1, 1]. It is cut into SUBCELLS equal parts, each with a
 cubic in x (0 to 1). The matrix R (SUBCELLS * 4 by NODES) maps a function's values at the nodes to the coefficients of
@@ -163,7 +163,7 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
             remedy=f"normalize the embeddings ({setting('similarity')} cosine), or raise {setting('temperature')}",
         )
     width = 0.25 if dtype == torch.float64 else 1.0
-    # If scores are summed in another order, rounding may bring them above their bound.
+    # Widen the bounds: if scores are summed in another order, rounding may bring them above their bound.
     slack = width + 1e-5 * largest
     lowest, highest = lowest - slack, highest + slack
     # The middles of an even grid's subcells are multiples of their width, so a GPU can locate scores by rounding.
@@ -188,7 +188,7 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
 
 @lru_cache(maxsize=4)
 def _one_run(start: float, width: float, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `starts`, `widths`, `counts` and `firsts` of one run. With cosine scores, all steps have the same run."""
+    """Return `starts`, `widths`, `counts` and `firsts` of one run. With cosine scores, it is cached for all steps."""
     starts = torch.full((1,), start, dtype=torch.float64, device=device)
     counts = torch.full_like(starts, count).long()
     return starts, torch.full_like(starts, width), counts, torch.zeros_like(counts)
@@ -202,7 +202,7 @@ def fill_empty(positives: Float[Tensor, " positives"]) -> Float[Tensor, " positi
 def _near_positives(
     positives: Float[Tensor, " positives"], lowest: float, highest: float, width: float, farthest: float
 ) -> Grid:
-    """Build runs of equal cells around the positives, up to `farthest` from the outer ones, and a cell for each gap."""
+    """Build runs of equal cells around the positives, up to `farthest` from the outermost, and a cell for each gap."""
     tail = _cells_across(farthest, width)
     margin = (tail + 1) * width
     apart = positives.diff() > 2 * margin + width

@@ -57,7 +57,7 @@ HALF_BITS = 26
 
 
 class TensorWalk:
-    """Pass over panels in PyTorch.
+    """Pass over panels of scores, made of PyTorch operations.
 
     The sums are integers, because a GPU's atomic additions have no fixed order. Each term is rounded to 2^-52."""
 
@@ -67,7 +67,7 @@ class TensorWalk:
         self._sums = torch.zeros(grid.cells * SUBCELLS, 2 * TERMS, dtype=torch.int64, device=cubics.device)
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Add a panel, without the pairs (rows, columns). `derivatives` may be the same tensor as `scores`."""
+        """Add a panel, without the excluded pairs (rows, columns). `derivatives` may be the tensor `scores`."""
         height = max(1, BLOCK_SCORES // scores.shape[1])
         # Pairs of other blocks are written to an extra row. To drop them, the CPU would have to wait for the GPU.
         excluded = torch.zeros(height + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
@@ -85,7 +85,7 @@ class TensorWalk:
             self._sums.index_add_(0, subcell.flatten(), halves)
 
     def sums(self) -> Tensor:
-        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell, see `Walk`."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell; see `Walk`."""
         high, low = self._sums.double().split(TERMS, 1)
         return high * 2.0**-HALF_BITS + low * 2.0 ** (-2 * HALF_BITS)
 
@@ -109,7 +109,7 @@ class Walk(Protocol):
     """Pass over panels of scores. It sums the negatives and writes their derivatives."""
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Add a panel, without the pairs (rows, columns)."""
+        """Add a panel, without the excluded pairs (rows, columns)."""
 
     def sums(self) -> Tensor:
         """Return the sums of 1, x, x^2, x^3 over the scores in each subcell. x is a score's position in its subcell."""
@@ -181,7 +181,7 @@ class PairwiseSums:
         """Compute loss, derivatives and AUC from this worker's sums and the sums over all workers."""
         if self._on_gpu is not None:
             return PairwiseResult(*self._on_gpu.result(own, all))
-        # Sum twice, because PyTorch would divide one sum between threads, and their number would change the result.
+        # Sum each dimension by itself: PyTorch divides one large sum between threads, whose number changes the result.
         partial = (self._to_nodes(own) * self._total).sum(0).sum()
         at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
         by_positive = -(at_nodes * self._weights).sum(1) * self._weight
@@ -211,7 +211,7 @@ PairReduction = Literal["mean", "sum"]
 
 
 def pair_weight(reduction: PairReduction, positives: int, negatives: int, queries: int) -> float:
-    """Return the weight of a pair: in the mean over pairs (Eq. 2), or in the sum divided by the queries (Eq. 3)."""
+    """Return the weight of a pair in the mean over pairs (Eq. 2), or in the sum divided by `queries` (Eq. 3)."""
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 

@@ -152,7 +152,7 @@ def empty_model(
     dtype: torch.dtype,
     check: Callable[[Any, Path], None] = lambda model, directory: None,
 ) -> Any:
-    """Build the model that `config.json` describes on the meta device. Check that the stored tensors fit it. Raise
+    """Build, on the meta device, the model that `config.json` describes. Check that the stored tensors fit it. Raise
     `ModelError` if the files are missing or damaged, or do not fit the configuration.
 
     Args:

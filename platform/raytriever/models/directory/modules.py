@@ -192,7 +192,7 @@ def _read_module(directory: Path, kind: str, path: str, file: Path) -> Module:
         reason = f"has the module {kind}, whose code is not part of sentence-transformers and never runs"
         raise ModelError(reason, str(file), supported)
     if name not in (*_KNOWN, *_ROUTERS):
-        raise ModelError(f"has a {name} module, which raytriever does not train", str(file), supported)
+        raise ModelError(f"has a {name} module, which raytriever does not support", str(file), supported)
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise ModelError(f"path {path!r} leaves the model's directory", str(file), REMEDY)
     folder = directory / path

@@ -43,7 +43,7 @@ _USUAL: dict[str, Any] = {
     "processing_kwargs": {},
     "tokenizer_name_or_path": "",
 }
-# Settings of each group that are applied, and settings that do not change embeddings.
+# Settings of the tokenizer and of the configuration that are applied, and settings that do not change embeddings.
 _TOKENIZER = frozenset(
     {"model_max_length", "padding_side", "truncation_side", "add_bos_token", "add_eos_token", "add_prefix_space"}
     | {f"{role}_token" for role in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")}
@@ -94,7 +94,7 @@ class Transformer:
         `config.json`, or transformers does not support it."""
         if not (self.folder / CONFIG).is_file():
             raise ModelError("has no config.json", str(self.folder), "give the directory of a transformers model")
-        read_model_file(self.folder / CONFIG, dict[str, Any])  # checks its type: transformers names no file
+        read_model_file(self.folder / CONFIG, dict[str, Any])  # checks the type: transformers' errors name no file
         added = self._group(("config_args", "config_kwargs"), _CONFIG)
         with model_errors(self.folder), quiet_transformers(warnings=False):
             from transformers import AutoConfig

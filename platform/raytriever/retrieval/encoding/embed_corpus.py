@@ -1,4 +1,4 @@
-"""Embeddings of one side of a data set: from the cache, encoded if missing, or from a store that the user names.
+"""Embeddings of one side of a data set. They are in the cache or in a store that the user names, or are encoded.
 
 The key of a store covers the weights, the encoding settings and the texts, so a changed model or corpus never uses old
 embeddings. If the cache exceeds its size limit, the least recently used stores are removed first."""
@@ -25,7 +25,7 @@ from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts, encode_in_process
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import EMBEDDINGS, StoreWriter, find_earlier, shard_rows
 
-# Function that encodes the missing shards in any order, and calls its last argument with the number of texts encoded.
+# Function that encodes the missing shards in any order. It reports numbers of encoded texts to its last argument.
 Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
@@ -42,7 +42,7 @@ def embed_corpus(
         config: settings that name the directory of the weights.
         retriever: encoder that was loaded from this directory.
         dataset: data set whose documents are encoded, in their order.
-        run: function that encodes the missing shards; `cluster.encode_on_cluster` has one with actors.
+        run: function that encodes the missing shards; the one of `cluster.encode_on_cluster` uses Ray actors.
         prompts: prompts of the data set; by default its name chooses them.
     """
     prompts = prompts or retriever.prompts_of(dataset.name)
@@ -73,7 +73,7 @@ def plan_embeddings(
     batch_tokens: int | None = None,
     prompts: Prompts | None = None,
 ) -> EmbeddingPlan:
-    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`."""
+    """Return the plan of a store for one side of a data set; see `EmbeddingPlan` and `embed_corpus`."""
     description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix = (prompts or retriever.prompts_of(dataset.name))[side]
     length = description.query_length if side == "query" else description.passage_length
@@ -109,7 +109,7 @@ def encode_store(
     Args:
         writer: writer of the store; no other process may write it.
         config, retriever, dataset, prompts: the inputs of the plan.
-        run: function that encodes the missing shards; `cluster.encode_on_cluster` has one with actors.
+        run: function that encodes the missing shards; the one of `cluster.encode_on_cluster` uses Ray actors.
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:
@@ -155,14 +155,14 @@ def _absolute(name: str) -> str:
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
-# For each field of a plan, a description for error messages of a store with another value of the field.
+# For each field of a plan, what an error message says about a store whose plan has another value.
 _DIFFERENCES = {
-    "side": "queries",
-    "data_digest": "another data set",
-    "model_digest": "another model's embeddings",
+    "side": "embeddings of queries",
+    "data_digest": "embeddings of another data set",
+    "model_digest": "embeddings by another model",
     "prefix": "embeddings of texts with another prefix",
     "length": "embeddings of texts cut at another length",
-    "pooling": "embeddings of another pooling",
+    "pooling": "embeddings with another pooling",
     "similarity": "embeddings for another similarity",
     "dim": "embeddings of another dimension",
 }
@@ -186,6 +186,6 @@ def open_matching_store(
         stored, expected = getattr(store.plan, name), getattr(plan, name)
         if stored != expected:
             values = "" if name.endswith("digest") else f" ({stored!r}, here {expected!r})"
-            remedy = f"name the passages of {dataset.name} as `raytriever encode` encoded them with {config.model}"
+            remedy = f"give a directory that `raytriever encode` wrote for {dataset.name} with {config.model}"
             raise StorageError(f"holds {content}{values}", str(path), remedy)
     return store

@@ -3,14 +3,14 @@
     DIR/manifest.json                    written last: model, data set and settings, and the digest of every file
     DIR/KEY/000000.embeddings.npy        the rows of one range of positions
     DIR/KEY/000000.keys.npy              the keys of their texts
-    DIR/KEY/work/                        of an unfinished store: its plan, and the digests of its finished shards
+    DIR/KEY/work/                        only in an unfinished store: its plan, and the digests of its finished shards
 
 KEY is the beginning of the plan's key. A store without a manifest is unfinished, and the same command continues it
 (`encoding.write_or_reuse_embeddings`). Components are stored as
 1. `fp32`: 4 bytes, memory-mapped when read;
 2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
-3. `int8`: 1 byte, and 4 bytes per row in `000000.scales.npy`: each row is divided by its largest component over 127 and
-   rounded. So the error of a component is at most 1/254 of the row's largest component."""
+3. `int8`: 1 byte, and 4 bytes per row in `000000.scales.npy`: each row is divided by 1/127 of its largest
+   absolute component and rounded. So the error of a component is at most 1/254 of this largest one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WORK, PLAN = "work", "plan.json"
 KIND = "embeddings"
 EMBEDDINGS, SCALES, KEYS = "embeddings", "scales", "keys"
 _REMEDY = "encode again"
-_SHARD_BYTES = 1_024  # estimate of a shard's headers and report
+_SHARD_BYTES = 1_024  # estimated bytes of the file headers and the report of a shard
 _LAYOUT = 3  # version of the files; it is part of the key, so a new layout never reads old stores
 _LEVELS = 127
 _HALF_MAX = 65_504.0
@@ -64,7 +64,7 @@ class EmbeddingPlan:
     dtype: str  # storage type; see above
     rows: int
     dim: int
-    shard_rows: int  # rows of every shard except the last; see `writer.shard_rows`
+    shard_rows: int  # rows of every shard except the last; see `write_or_reuse_embeddings.shard_rows`
     # Tokens per batch, including padding. They affect the last bits of an embedding. None means a value that suits the
     # device of the encoding process.
     batch_tokens: int | None = None
@@ -79,7 +79,7 @@ class EmbeddingPlan:
     def encoder(self) -> str:
         """SHA-256 over everything that decides an embedding and how it is stored, except the text.
 
-        The prompt counts as part of the text. docs/explanation/decisions.md explains why tokens per batch are left out.
+        The prompt is part of the text. docs/explanation/decisions.md explains why tokens per batch are left out.
         """
         names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "dim")
         decides = {name: getattr(self, name) for name in names}
@@ -87,7 +87,7 @@ class EmbeddingPlan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all shards: values, the scales of int8, keys of texts, and headers and reports."""
+        """Bytes of all shards: values, scales of int8, keys of texts, file headers and reports."""
         row = self.dim * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + KEY_BYTES
         return self.rows * row + self.shards * _SHARD_BYTES
 
@@ -97,13 +97,13 @@ class EmbeddingPlan:
         return -(-self.rows // self.shard_rows)
 
     def rows_of(self, number: int) -> range:
-        """Return the positions of a shard."""
+        """Return the positions of the texts of a shard."""
         return range(number * self.shard_rows, min(self.rows, (number + 1) * self.shard_rows))
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Some rows of a shard as they are stored: ascending row numbers, and their values by kind of file."""
+    """Some rows of a shard as they are stored: their ascending numbers, and the values in each kind of file."""
 
     rows: Int64[ndarray, " copied"]
     values: Mapping[str, ndarray]
@@ -123,7 +123,7 @@ def stored_values(
     stored = {EMBEDDINGS: embeddings}
     if dtype == "fp16":
         if (largest := float(np.abs(embeddings).max(initial=0))) > _HALF_MAX:
-            what = f"a component of {largest:.6g} is beyond fp16"
+            what = f"a component of {largest:.6g} is too large for fp16"
             raise ModelError(what, setting("dtype", "fp16"), "store fp32 or int8")
         stored = {EMBEDDINGS: embeddings.astype(np.float16)}
     elif dtype == "int8":
@@ -140,7 +140,7 @@ def stored_values(
 
 
 def read_stored(shard: Path, dtype: str, dim: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
-    """Read some rows of a shard as they are stored. Return their values by kind of file."""
+    """Read some rows of a shard as they are stored. Return their values in each kind of file, by its name."""
     stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
     values = {EMBEDDINGS: read_array(file_of(shard, EMBEDDINGS), [stored], (None, dim), _REMEDY, mapped="r")[rows]}
     if dtype == "int8":
@@ -153,8 +153,8 @@ def read_embeddings(
 ) -> Float32[ndarray, "rows dim"]:
     """Read some or all rows of a shard. A slice of `fp32` is memory-mapped.
 
-    The mapping is copy-on-write, because torch warns about read-only arrays. `shape` has the expected numbers of rows
-    and components; None means that a number is unknown."""
+    The mapping is copy-on-write, because torch warns about read-only arrays. `shape` is the expected number of rows and
+    of components; each is None if it is unknown."""
     whole = read_array(file_of(shard, EMBEDDINGS), ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
     stored = whole[rows]
     if stored.dtype == np.int8:
@@ -257,7 +257,7 @@ class EmbeddingStore:
 
 def _plan_of(path: Path, meta: dict[str, Any]) -> EmbeddingPlan:
     if meta.get("kind") != KIND:
-        raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
+        raise StorageError("holds no embeddings", str(path), "give a directory that `raytriever encode` wrote")
     content = {name: value for name, value in meta.items() if name != "kind"}
     plan = conform(content, str(path / MANIFEST), EmbeddingPlan, _REMEDY)
     if min(plan.rows + 1, plan.dim, plan.shard_rows) < 1:
@@ -271,5 +271,5 @@ def shard_path(path: Path, key: str, number: int) -> Path:
 
 
 def file_of(shard: Path, kind: str) -> Path:
-    """Return the path of a file of a shard."""
+    """Return the path of a shard's file of one kind."""
     return shard.with_name(f"{shard.name}.{kind}.npy")

@@ -51,7 +51,7 @@ def encode_texts(
     `prompt` is put before all texts, or is a list with a prompt for each text. By default it is the prompt of the side.
     """
     embeddings = np.empty((len(texts), retriever.dim), np.float32)
-    before: tuple[int, Pending] | None = None  # the window that the GPU encodes while the next window is launched
+    before: tuple[int, Pending] | None = None  # first row of the window that the GPU still encodes, and its result
 
     def tokenize(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
         own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]

@@ -24,8 +24,8 @@ from raytriever.retrieval.external_encoders.encode_function import open_function
 
 # Types of models whose int8 embeddings have been compared with those in fp32.
 INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
-# Largest integers of states and weights. AVX2 adds the products of two pairs in 16 bits, where they fit, because
-# 2 x (127 + 128) x 64 < 2^15. So sums are exact on every processor.
+# Largest quantized values of states and weights. AVX2 adds the products of two pairs in 16 bits. These sums fit,
+# because 2 x (127 + 128) x 64 < 2^15. So sums are exact on every processor.
 LARGEST_STATE, LARGEST_WEIGHT = 127, 64
 
 

@@ -96,7 +96,7 @@ class ShardEncoder:
 
     @cached_property
     def retriever(self) -> TextEncoder:
-        """Encoder. It is loaded on first use, after the attempt was counted, because loading may kill the process."""
+        """Encoder. It is loaded on first use, after `encode` has recorded an attempt: loading may kill the process."""
         return self.load()
 
     @cached_property
@@ -211,7 +211,7 @@ def check_finite(embeddings: Float32[ndarray, "rows dim"], side: Side, text_of: 
     bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
     if len(bad):
         what = f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}"
-        remedy = "the weights are broken or overflow in bf16: train or load them again"
+        remedy = "encode with fp32; if this fails too, the weights are broken: load or train them again"
         raise ModelError(what, f"{side} encoder", remedy)
 
 

@@ -40,7 +40,7 @@ PASSAGES, QUERIES = "passages", "queries"
 _SUFFIXES = (".parquet", ".npy", ".jsonl", ".jsonl.gz")
 _COLLECTION, _ARRAY, _IDS, _ID_FILE = "vectors", "embeddings.f32", "ids.txt", ".ids.txt"
 _BLOCK_BYTES, _ROWS = 1 << 26, 8_192
-UNIT = 1e-3  # largest difference from length 1 of a unit vector
+UNIT = 1e-3  # the length of a unit vector differs from 1 by at most this number
 _REMEDY = "write the folder again; see docs/how-to/evaluate.md"
 
 
@@ -143,18 +143,18 @@ def open_vectors(folder: str, side: str) -> StoredVectors:
     arrays = [array for _, array in opened]
     for array in arrays:
         if array.shape[1] != arrays[0].shape[1]:
-            what = f"has vectors of dimension {array.shape[1]}, {arrays[0].file} has {arrays[0].shape[1]}"
+            what = f"has vectors of dimension {array.shape[1]}, but {arrays[0].file} has {arrays[0].shape[1]}"
             raise DataError(what, str(array.file), "encode all texts with one model")
     if not len(ids):
         raise DataError("has no vector", str(files[0][1]), _REMEDY)
     if len(ids) > len(ids.unique()):
         repeated = next(count["values"] for count in ids.value_counts().to_pylist() if count["counts"] > 1)
-        raise DataError(f"has the id {repeated!r} twice", str(files[0][1]), "give each id once")
+        raise DataError(f"has the id {repeated!r} twice", f"{folder}, {side}", "give each id once")
     return StoredVectors(f"{folder}, {side}", ids, arrays)
 
 
 def state_of(folder: str) -> list[Any]:
-    """Return names, sizes and times of the files in a folder, by which a later command recognizes them."""
+    """Return the path, size and modification time of each file in a folder. They show a later command any change."""
     found = [file for side in (PASSAGES, QUERIES) for some in _files(Path(folder), side).values() for file in some]
     return [_state(file) for file in found]
 
@@ -180,7 +180,7 @@ def _open_array(file: Path) -> tuple[Any, _MappedArray]:
         raise DataError(f"has no {id_file.name} next to it", str(file), "write the id of each row, one on a line")
     ids = _read_ids(id_file)
     if len(ids) != shape[0]:
-        raise DataError(f"has {shape[0]:,} rows, {id_file.name} has {len(ids):,} ids", str(file), _REMEDY)
+        raise DataError(f"has {shape[0]:,} rows, but {id_file.name} has {len(ids):,} ids", str(file), _REMEDY)
     return ids, _MappedArray(file, dtype, offset, shape)
 
 
@@ -207,7 +207,7 @@ def _open_converted(suffix: str, file: Path) -> tuple[Any, _MappedArray]:
                 for names, vectors in read(file):
                     dim = vectors.shape[1] if dim is None else dim
                     if vectors.shape[1] != dim:
-                        what = f"the embedding of {names[0]!r} has {vectors.shape[1]} components, others have {dim}"
+                        what = f"the embedding of {names[0]!r} has {vectors.shape[1]} components, but others have {dim}"
                         raise DataError(what, str(file), "encode all texts with one model")
                     array.write(np.ascontiguousarray(vectors, np.float32).data)
                     ids.writelines(f"{name}\n" for name in names)
@@ -233,8 +233,8 @@ def _parquet_rows(file: Path) -> Iterator[tuple[list[str], ndarray]]:
         schema = parquet.schema_arrow
         for name in ("id", "embedding"):
             if schema.names.count(name) != 1:
-                there = ", ".join(schema.names) or "none"
-                raise DataError(f"no column {name!r}; there are {there}", str(file), "write columns id and embedding")
+                what = f"must have one column {name!r}; its columns are {', '.join(schema.names) or 'none'}"
+                raise DataError(what, str(file), "write columns id and embedding")
         kind = schema.field("embedding").type
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
         if not is_list or not pa.types.is_floating(kind.value_type):
@@ -273,7 +273,7 @@ def _checked_ids(names: list[Any], file: Path) -> list[str]:
     """Return ids as strings. Whole numbers are valid ids too."""
     for name in names:
         if type(name) not in (str, int) or "\n" in str(name):
-            raise DataError(f"{name!r} is not an id", str(file), "write ids as texts or whole numbers")
+            raise DataError(f"{name!r} is not an id", str(file), "write ids as texts of one line, or whole numbers")
     return list(map(str, names))
 
 

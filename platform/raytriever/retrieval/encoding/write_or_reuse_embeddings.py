@@ -1,8 +1,8 @@
 """Writer of an embedding store. It finds the missing shards, writes them, and commits the store at the end.
 
 A shard depends only on the plan and its number, so every process writes the same bytes, and a finished shard is never
-encoded again. It is finished when its report is written, such as `work/000000.json`, with the digests of its files. If
-its bytes have other digests, it must be encoded again.
+encoded again. A shard is finished when its report is written, such as `work/000000.json`, with the digests of its
+files. A shard whose files no longer have these digests is encoded again.
 
 If the directory has the embeddings of an earlier version of the data set, it keeps them until the new store is
 finished. The folders of both versions are named after their keys.
@@ -11,7 +11,7 @@ Embeddings that an earlier store has are copied. Each row has a key, the hash of
 `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. So in a store of the same encoder,
 the same key means the same embedding, and only the other texts are encoded. Earlier stores are those in the cache,
 finished or not, and those that `encode` wrote elsewhere (`store.cache`). Damaged shards are ignored. If a store is
-removed while its rows are copied, the texts are encoded."""
+removed while its rows are copied, the texts of these rows are encoded."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from raytriever.retrieval.encoding.embedding_store import (
     stored_values,
 )
 
-EMBEDDINGS = "embeddings"  # collection of the cache
+EMBEDDINGS = "embeddings"  # folder of the stores in the cache
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
 _DURABLE_FROM = 64 << 20  # a store in the cache is synced to disk if it has at least this many bytes
 
 
 def shard_rows(rows: int) -> int:
-    """Return the number of rows of a shard. A store then has at most a few hundred shards, within size limits."""
+    """Return the rows per shard for a number of rows: a 256th of them, but at least 1,024 and at most 65,536."""
     return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
 
 
@@ -82,10 +82,10 @@ class StoreWriter:
         return self.folder / WORK
 
     def check(self) -> None:
-        """Raise `StorageError` if the directory holds anything but embeddings of this data set, in any version."""
+        """Raise `StorageError` unless the directory is empty or has its own content; see `has_own_content`."""
         if not self.has_own_content():
-            remedy = f"give another {setting('output')}, or remove it"
-            raise StorageError("does not hold these embeddings", str(self.path), remedy)
+            what = f"is not empty, and has no embeddings of {self.plan.dataset} by this encoder"
+            raise StorageError(what, str(self.path), f"give another {setting('output')}, or remove it")
 
     def has_own_content(self) -> bool:
         """Return True if the directory is empty, or holds this encoder's embeddings of any version of the data set."""
@@ -143,7 +143,7 @@ class StoreWriter:
         self._report(number, files)
 
     def finish(self) -> EmbeddingStore:
-        """Commit the store, which must have all shards, and remove the earlier one."""
+        """Commit the store, which must have all shards, and remove the store of an earlier version."""
         remote_folders.pull(self.work, owned=False)  # fetch the reports of other hosts
         files: dict[str, commit.FileEntry] = {}
         for number in range(self.plan.shards):
@@ -175,7 +175,7 @@ class StoreWriter:
 
     @property
     def _is_durable(self) -> bool:
-        """True if files are synced to disk. A small store in the cache is not: it can be made again in minutes."""
+        """True if files are synced to disk. Those of a small cached store are not: to make them again takes minutes."""
         is_kept = not self.is_temporary and not self.path.is_relative_to(cache_folder())
         return is_kept or self.plan.bytes >= _DURABLE_FROM
 
@@ -185,7 +185,7 @@ class EarlierEmbeddings:
     """Locations, in earlier stores, of embeddings for a new store. It is sent to the processes that encode."""
 
     plan: EmbeddingPlan
-    # Index of an earlier shard and the row in it, for each row; -1 for a text without an earlier embedding.
+    # For each row, an index into `shards` and the row in that shard; -1 for a text without an earlier embedding.
     sources: Int32[ndarray, "rows 2"]
     shards: Sequence[Path]  # paths of the earlier shards
 
@@ -219,7 +219,7 @@ class EarlierEmbeddings:
 def find_earlier(
     writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
 ) -> EarlierEmbeddings | None:
-    """Find the embeddings that earlier stores of the same encoder have. Return None if there are none."""
+    """Find texts of the missing shards in earlier stores of the same encoder. Return None if there are none."""
     earlier = list(_earlier_shards(writer)) if missing and not writer.is_temporary else []
     if not earlier:
         return None
@@ -248,10 +248,10 @@ def find_earlier(
 
 
 def _earlier_shards(writer: StoreWriter) -> Iterator[tuple[Path, Path, Mapping[str, commit.FileEntry]]]:
-    """Yield the finished shards of other stores of the same encoder, the newest store first. These include stores of
-    the same texts in other directories.
+    """Yield the finished shards of other stores of the same encoder, the newest store first. For each shard, yield the
+    directory of its store, its path and its files.
 
-    Yield the directory of the store, the path of the shard, and the files of the shard."""
+    A store of the same texts in another directory is another store too."""
     times: dict[str, float] = {}
     for path in (writer.path, *(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()):
         with suppress(OSError):

@@ -18,7 +18,7 @@ from raytriever.retrieval.external_encoders.openai_client import ServiceError, T
 
 @dataclass(frozen=True)
 class Vectors:
-    """Embeddings of the texts of a request, and the number of tokens (None if the service does not report it)."""
+    """Embeddings of the texts of a request, and the number of its tokens (None if the service does not report it)."""
 
     values: Float32[ndarray, "texts dim"]
     tokens: int | None
@@ -28,7 +28,7 @@ def read_vectors(body: bytes, texts: Sequence[str]) -> Vectors:
     """Parse the body of a response, which holds a list of numbers or base64-encoded bytes for each text.
 
     Raises:
-        TemporaryFailure: the body is not a response of the service, but for example the page of a proxy.
+        TemporaryFailure: the body has no embeddings; it may be the error page of a proxy.
         ServiceError: there is not exactly one vector for each text, or vectors are not finite or differ in dimension.
     """
     try:

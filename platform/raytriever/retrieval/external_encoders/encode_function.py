@@ -39,7 +39,7 @@ class OutsideEncoder:
     prompts: PromptTable
 
     def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return the prompts of a data set with these names."""
+        """Return the prompts of a data set that has one of these names."""
         return self.prompts.of(*names, task_type=task_type)
 
     def check_prompt(self, prompt: str, side: Side) -> None:
@@ -74,7 +74,7 @@ class FunctionEncoder(OutsideEncoder):
         return hashlib.sha256(f"{self._digest} {side}".encode()).hexdigest()
 
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
-        """Return the texts. Queries that have their own prompts are put after these."""
+        """Return the texts, each after its prompt if one is passed."""
         prompts = [prompt or ""] * len(texts) if prompt is None or isinstance(prompt, str) else prompt
         return [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
 
@@ -108,13 +108,13 @@ class FunctionEncoder(OutsideEncoder):
         array = np.array(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
         if array.ndim != 2 or array.shape[0] != len(texts) or not array.shape[1] or array.dtype.kind not in "fiu":
             what = f"returns {array.dtype} {list(array.shape)} for {len(texts):,} texts"
-            raise ConfigError(what, self._title, "return numbers, an array [texts, components]")
+            raise ConfigError(what, self._title, "return an array of numbers, [texts, components]")
         if self.dim and array.shape[1] != self.dim:
             what = f"returns {array.shape[1]:,} components, but returned {self.dim:,} before"
-            raise ConfigError(what, self._title, "return one dimension for all texts")
+            raise ConfigError(what, self._title, "return as many components for every text")
         if not np.isfinite(array).all():
             bad = int(np.flatnonzero(~np.isfinite(array).all(1))[0])
-            raise ConfigError(f"returns NaN or infinity for the text {texts[bad][:60]!r}", self._title)
+            raise ConfigError(f"returns NaN or infinity for {texts[bad][:60]!r}", self._title, "return finite numbers")
         return array.astype(np.float32)
 
 
@@ -129,8 +129,8 @@ def function_encoder(encode: Any, title: str) -> FunctionEncoder:
 
         return FunctionEncoder(of_library, title)
     if not callable(encode):
-        remedy = "give names, paths, models, runs, encode(texts, side) or a SentenceTransformer"
-        raise ConfigError(f"holds {type(encode).__name__}", "models", remedy)
+        remedy = "give names, paths, models, runs, functions encode(texts, side) or SentenceTransformers"
+        raise ConfigError(f"an element has the type {type(encode).__name__}", "models", remedy)
     return FunctionEncoder(encode, title)
 
 

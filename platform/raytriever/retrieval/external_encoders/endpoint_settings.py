@@ -1,4 +1,4 @@
-"""Settings of a service with OpenAI's API, and of an encoder that may be one. This module imports nothing heavy."""
+"""Settings of a service with OpenAI's API, and of an encoder that may use it. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ServiceConfig:
 _PACE = tuple(field.name for field in fields(ServiceConfig) if field.name != "base_url")
 # Settings of `ModelConfig` that apply to an endpoint.
 _READING = ("model", "similarity", "query_prompt", "passage_prompt", "dataset_prompts", "truncate_dim")
-# Names of the settings of an encoder.
+# Names of the settings of an encoder: those of the model, and those of the service.
 ENCODER = (*READING, *(field.name for field in fields(ServiceConfig)))
 
 
@@ -77,7 +77,7 @@ class EncoderConfig(ServiceConfig, ModelConfig):
 
 
 def endpoint_needs(name: str = "model") -> dict[str, tuple[Need, ...]]:
-    """Return the conditions under which the settings of a service have an effect; the setting `name` has the models."""
+    """Return for each setting of a service the condition of its effect: the setting `name` names an endpoint."""
     return {field.name: (Need(name, OPENAI),) for field in fields(ServiceConfig)}
 
 
@@ -91,7 +91,7 @@ def check_service(config: ServiceConfig) -> None:
     if not is_valid:
         raise ConfigError("is not a valid address", setting("base_url"), "give one such as http://localhost:8000/v1")
     if address.username is not None or address.password is not None or address.query or address.fragment:
-        remedy = f"store a key in the variable that {setting('key_variable')} names"
+        remedy = f"remove the rest; a key belongs in the variable that {setting('key_variable')} names"
         raise ConfigError("contains more than host and path", setting("base_url"), remedy)
     # A user may pass the key itself by mistake, so no message may show this value.
     if not _VARIABLE.fullmatch(config.key_variable):
@@ -117,12 +117,12 @@ def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> st
     key = os.environ.get(config.key_variable, "").strip()
     if not key:
         if config.key_variable != ServiceConfig().key_variable:
-            what = "names an environment variable that is not set"
+            what = "names an environment variable that is not set or empty"
             raise ConfigError(what, setting("key_variable"), "export the variable, or name another one")
         return None
     if not key.isascii() or not key.isprintable() or " " in key:
         what = "names a variable whose value is not a valid key"
-        raise ConfigError(what, setting("key_variable"), "set it to the key alone")
+        raise ConfigError(what, setting("key_variable"), "set this variable to the key alone")
     address = urlsplit(config.base)
     if address.scheme == "http" and address.hostname not in LOCAL:
         report(f"The key is sent to {address.hostname} without encryption. Use https in an untrusted network.")

@@ -1,7 +1,7 @@
 """Client of a service with OpenAI's API: requests, rate limit, retries and errors.
 
-- Temporary failures are retried: refused or dropped connections, timeouts, 408, 409, 425, 429, 5xx, and a body that is
-  not a response. Pauses are random with an exponentially growing bound (full jitter), and at least Retry-After long.
+- Temporary failures are retried: refused or dropped connections, timeouts, statuses 408, 409, 425, 429 and 5xx, and a
+  body that is not a response. Pauses are random up to a bound that grows exponentially, plus Retry-After.
 - A rejected key, an unknown model or exhausted credit raises `ServiceError`, which ends the job.
 - A single rejected request (too long, filtered) raises `RequestRefused`.
 - A `Dialect` leaves out a parameter after the service has rejected it by name.
@@ -76,9 +76,9 @@ def retry_after(value: str | None) -> float:
 
 FIRST_BOUND = 0.5  # bound of the first pause in seconds
 LONGEST_ASKED = 600.0  # seconds; the job stops if a service asks for a longer pause
-_LARGEST = 64 << 20  # bytes of a response
+_LARGEST = 64 << 20  # largest number of bytes of a response
 _TEMPORARY_STATUSES = {408, 409, 425, 429}
-_SPARE_CONNECTIONS = 4  # idle connections to keep; if the service has closed one, its next request is retried
+_SPARE_CONNECTIONS = 4  # connections that may stay idle; a request on one that the service has closed is retried
 
 
 class ServiceError(UserError):
@@ -97,7 +97,7 @@ class Dialect(Protocol):
     def adapt(self, sent: int, message: str) -> bool:
         """Drop the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request; if it is old, the parameter may be dropped already."""
+        `sent` is the `version` of the rejected request. If it is old, the parameter may be dropped already."""
 
 
 class Client:
@@ -124,7 +124,7 @@ class Client:
             headers=headers,
             connector=aiohttp.TCPConnector(limit=self._config.in_flight + _SPARE_CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=self._config.timeout),
-            trust_env=not local,  # proxies
+            trust_env=not local,  # a remote service may need the proxies that the environment names
         )
         return self
 
@@ -152,7 +152,7 @@ class Client:
         """Send one request and return the response, parsed by `read`.
 
         Args:
-            dialect: parameters that the service accepts.
+            dialect: form of the requests that the service accepts.
             body: function that builds the request for the current dialect.
             read: function that parses a body; it may raise `TemporaryFailure`.
 
@@ -188,7 +188,7 @@ class Client:
                 attempt += 1
 
     def _turn(self) -> float:
-        """Return the time of the next request. A rate limit spreads the requests evenly over a minute."""
+        """Reserve the next time for a request and return it. A rate limit spreads requests evenly over a minute."""
         if self._config.requests_per_minute is None:
             return self._not_before
         now = time.monotonic()
@@ -211,11 +211,11 @@ class Client:
                 async for block in response.content.iter_chunked(1 << 16):
                     result += block
                     if len(result) > _LARGEST:
-                        raise TemporaryFailure("an answer that is too long")
+                        raise TemporaryFailure(f"a response of over {_LARGEST:,} bytes")
                 return response.status, bytes(result), retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             what = f"has no trusted certificate ({error})"
-            raise ServiceError(what, self._config.base, "check its certificate") from error
+            raise ServiceError(what, self._config.base, "give the service a valid certificate") from error
         except aiohttp.InvalidURL as error:
             remedy = "give one such as http://localhost:8000/v1"
             raise ServiceError("is not a valid address", setting("base_url"), remedy) from error
@@ -247,13 +247,13 @@ class Client:
 
     def _key_refused(self, status: int, body: bytes) -> ServiceError:
         name, message = self._config.key_variable, self._clean(error_message(body))
-        without = f"store a key in {name}, or give another {setting('key_variable')}"
-        remedy = f"check the key in {name}" if self._key else without
-        return ServiceError(f"rejects the key ({status}: {message})", self._config.base, remedy)
+        without = "needs a key", f"store a key in {name}, or give another {setting('key_variable')}"
+        what, remedy = ("rejects the key", f"check the key in {name}") if self._key else without
+        return ServiceError(f"{what} ({status}: {message})", self._config.base, remedy)
 
     def _unreachable(self, failure: TemporaryFailure) -> ServiceError:
         remedy = f"check {setting('base_url')} and the service, then run the same command again"
-        return ServiceError(f"gives no answer: {failure}", self._config.base, remedy)
+        return ServiceError(f"gives no usable answer: {failure}", self._config.base, remedy)
 
     def _clean(self, text: str) -> str:
         if self._key:

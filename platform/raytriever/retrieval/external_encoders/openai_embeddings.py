@@ -48,9 +48,9 @@ from raytriever.retrieval.external_encoders.service_budget import BudgetReached,
 MOST_TEXTS, MOST_TOKENS = 64, 8_192
 _PROBE = "dim"  # text of the first request; its response shows the dimension, or an error in the settings
 _FEW_BYTES = 2_000  # below this number of bytes of text, the estimate of bytes per token is too uncertain
-_UNIT = 1e-3  # largest difference from length 1 of a unit vector
+_UNIT = 1e-3  # the length of a unit vector differs from 1 by at most this number
 _TOO_LONG = re.compile(r"too (long|large|many)|length|token|context|exceed|\b413\b", re.IGNORECASE)
-_CUT = 0.75  # fraction of a text that is kept when it is too long
+_CUT = 0.75  # of a text that is too long, this fraction of the characters is kept
 
 
 class _Session:
@@ -63,7 +63,7 @@ class _Session:
 
 
 class Endpoint(OutsideEncoder):
-    """`TextEncoder` for the model of a service. Requests run in a thread that lives while some are pending."""
+    """`TextEncoder` for the model of a service. Requests run in a thread that exists while any request is pending."""
 
     precision = "service"
 
@@ -111,7 +111,7 @@ class Endpoint(OutsideEncoder):
         return f"at {self._config.base}, {self.dim:,} components, {unit}, {self.description.similarity}"
 
     def digest(self, config: ModelConfig, side: Side) -> str:
-        """Return the SHA-256 over address, model and dimensions. It cannot notice if the service changes its model."""
+        """Return the SHA-256 over address, model and dimensions. It stays the same if the service changes the model."""
         return self._digest
 
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[str]:
@@ -122,9 +122,9 @@ class Endpoint(OutsideEncoder):
         return [as_utf8(prompt + text) for prompt, text in zip(prompts, texts, strict=True)]
 
     def announce(self, contents: Iterable[str]) -> None:
-        """Report texts, tokens and cost of contents that are not paid yet, if they are more than one batch.
+        """Report texts, tokens and cost of contents that are not paid for yet, if they exceed one batch.
 
-        The budget includes the texts that are already paid, so repeating a command does not double it."""
+        Texts that earlier commands paid for count against the budget, so repeating a command does not double it."""
         new, size, known = 0, 0, 0
         texts = iter(contents)
         while block := list(islice(texts, 4_096)):
@@ -137,7 +137,7 @@ class Endpoint(OutsideEncoder):
         if new > self._most_texts:
             tokens = self._estimator.estimate(size)
             cost = f", cost about {TokenCounts(tokens).cost(self._config):,.4g}" if any(self._config.prices) else ""
-            paid = f"; {known:,} texts are paid already" if known else ""
+            paid = f"; {known:,} texts are already paid for" if known else ""
             warn(f"{self._config.model}: {new:,} texts to encode, about {tokens:,} tokens{cost}{paid}")
 
     def token_budget(self, device: str | None = None) -> int:
@@ -145,7 +145,7 @@ class Endpoint(OutsideEncoder):
         return MOST_TOKENS
 
     def batches(self, inputs: Sequence[str], budget: int) -> list[list[int]]:
-        """Return the texts of each request, the longest first. Texts of similar length suit a service that pads."""
+        """Return indices of the texts of each request, longest first. Similar lengths suit a service that pads."""
         sizes = [len(text.encode()) for text in inputs]
         batches: list[list[int]] = []
         tokens = 0
@@ -166,7 +166,7 @@ class Endpoint(OutsideEncoder):
         on_progress: Callable[[int], None] | None = None,
         prompt: str | Sequence[str] | None = None,
     ) -> _PendingAnswers:
-        """Send the batches without the texts that are already paid. Return a handle to the embeddings of all texts."""
+        """Request the texts that are not paid for yet, in batches. Return a handle to the embeddings of all texts."""
         keys = [key_of(text) for text in inputs]
         _, is_paid, _ = self._paid.find(keys)
         asked: set[bytes] = set()
@@ -293,7 +293,7 @@ class Endpoint(OutsideEncoder):
             await self._pay(session, {keys[0]: self._shorter(texts[0], error)}, done)
 
     def _shorter(self, text: str, refusal: RequestRefused) -> str:
-        """Cut a text that is too long for the model and return its beginning. Only the first such text is reported."""
+        """Return the beginning of a text that is too long for the model. Only the first such text is reported."""
         if not _TOO_LONG.search(str(refusal)) or len(text) < 2:
             remedy = "remove or change the text; paid embeddings are kept"
             raise ServiceError(f"rejects the text {text[:60]!r} ({refusal})", self._config.base, remedy)
@@ -316,7 +316,7 @@ class Endpoint(OutsideEncoder):
             raise ServiceError(what, base, f"leave {setting('truncate_dim')} out: the model has no such dimension")
         if about is not None and dim != about["dim"]:
             what = f"answers with {dim:,} components, but answered with {about['dim']:,} before"
-            remedy = f"if it has another model now, remove {self._paid.folder}"
+            remedy = f"if its model has changed, remove {self._paid.folder}, and pay for its texts again"
             raise ServiceError(what, base, remedy)
         return vectors
 
@@ -342,7 +342,7 @@ class _PendingAnswers:
 def open_endpoint(config: ModelConfig) -> Endpoint:
     """Open the endpoint that a configuration names. Raises `UserError` if it does not answer."""
     if not isinstance(config, EncoderConfig):
-        remedy = f"encode, evaluate, mine, search and index have {setting('base_url')}"
+        remedy = f"use a command that has {setting('base_url')}: encode, evaluate, mine, search or index"
         raise ConfigError("is an endpoint, and this command has no settings for one", config.model, remedy)
     check_service(config)
     check_reading(config)

@@ -1,7 +1,7 @@
 """Store of paid embeddings: an SQLite database with the embeddings of one model of one service. Rows are never removed.
 
-A row is found by the hash of its text. It is on disk before its embedding is used, so if the process is killed, only
-the requests in flight are lost. Several processes may add rows."""
+A row is found by the hash of its text. The row is on disk before its embedding is used. So if the process is killed,
+only the requests in flight are lost. Several processes may add rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from raytriever.core.store.commit import write_atomically
 _ABOUT, _TEXTS = "about.json", "texts.sqlite"
 _COLUMNS = "key BLOB PRIMARY KEY, tokens INTEGER, bytes INTEGER, embedding BLOB"
 _SECONDS = 120.0  # longest wait for another process that adds rows
-_REMEDY = "remove the folder; its texts are then paid again"
+_REMEDY = "remove the folder; its texts must then be paid for again"
 
 
 class PaidModel(TypedDict):
@@ -36,7 +36,7 @@ class PaidModel(TypedDict):
 
 
 class PaidEmbeddings:
-    """Paid embeddings in a folder. `about` is None until `begin` was called once. Any thread may call the methods."""
+    """Paid embeddings in a folder. `about` is None before the first `begin`. Any thread may call the methods."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class PaidEmbeddings:
                 self.tokens, self.bytes = database.execute(query).fetchone()
 
     def begin(self, about: PaidModel) -> None:
-        """Create the folder."""
+        """Create the folder, and describe the model in it."""
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / _ABOUT, json.dumps(about, indent=1))
@@ -74,7 +74,7 @@ class PaidEmbeddings:
         tokens: Sequence[int],
         sizes: Sequence[int],
     ) -> None:
-        """Store embeddings, the tokens and the bytes of their texts. Return when they are on disk."""
+        """Store embeddings, with the number of tokens and bytes of their texts. Return when they are on disk."""
         rows = zip(keys, tokens, sizes, [row.tobytes() for row in embeddings.astype("<f4")], strict=True)
         with self._database() as database:
             database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?)", rows)

@@ -1,8 +1,8 @@
 """Costs of a job: tokens, prices, and a budget that no request may exceed.
 
 Before a request is sent, its largest possible cost is reserved. When the response arrives, the actual cost replaces the
-reserved one. So the budget is exceeded at most by the difference between estimated and counted tokens. It includes
-earlier runs of the same job, so repeating the command does not double it."""
+reserved one. So the budget is exceeded at most by the difference between estimated and counted tokens. The costs of
+earlier runs of the same job count too, so repeating the command does not double the budget."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from raytriever.retrieval.external_encoders.endpoint_settings import ServiceConfig
 
-# Bytes of UTF-8 per token until a service has counted tokens. It is typical of English text and BPE vocabularies.
+# Assumed bytes of UTF-8 per token until a service has counted tokens: typical of English text and BPE vocabularies.
 BYTES_A_TOKEN = 4.0
 
 
 class BudgetReached(Exception):
-    """The budget does not allow another request."""
+    """The budget allows no further request."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class TokenCounts:
 
 @dataclass
 class TokenEstimator:
-    """Estimator of the tokens of a prompt. It uses the bytes per token of the answers so far."""
+    """Estimator of the tokens of a prompt. It uses the bytes per token of the prompts recorded so far."""
 
     read_bytes: int = 0
     read_tokens: int = 0

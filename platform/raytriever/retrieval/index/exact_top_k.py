@@ -46,17 +46,17 @@ from raytriever.retrieval.index.pair_scores import (
 )
 from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, scores_of
 
-# Bytes of a block's embeddings; bytes of a tile (its scores or its float64 embeddings) on a CPU and on a GPU.
+# Largest number of bytes of a block's embeddings, and of a tile (scores or float64 embeddings) on a CPU and a GPU.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
-# Bytes of the quick scores of all CPU threads. A matrix product repacks a whole block, so it should have many queries.
+# Bytes of the quick scores of all CPU threads. A matrix product repacks a whole block, so many queries share it.
 SCORE_BYTES = 2**27
-# Blocks with fewer rows are joined. Each block has further documents to score exactly, so few blocks take less time.
+# Blocks with fewer rows than this are joined. Each block has further documents to score exactly, so few blocks take less time.
 FEWEST_ROWS = 131_072
-# Documents kept in addition to k; growth factor of a new search; inverse fraction of documents to score a whole block.
+# Documents kept in addition to 9 k / 8 (step 1), growth in a new search (step 3), 1 / kept fraction (step 4).
 MORE, _GROWTH, _WHOLE = 32, 4, 4
-# Fractions of a GPU's free memory: for documents that stay in it, and for a tile.
+# Largest fractions of a GPU's free memory: for all documents, if they stay in it, and for a tile.
 DOCUMENT_FRACTION, TILE_FRACTION = 0.6, 0.06
-# Smallest number of queries for one thread.
+# Smallest number of queries for which a thread searches at once.
 FEWEST_QUERIES = 8
 _LARGEST_NORM, _TINY = 2.0**60, 2.0**-126
 _precision_lock = Lock()
@@ -217,7 +217,7 @@ def even_blocks(
             what = f"embeddings of shape {values.shape} cannot be searched with queries of dimension {dim}"
             raise ModelError(what, f"block at document {first}", "encode both with the same model")
         if first < 0 or first + len(values) > documents:
-            raise ValueError(f"a block holds documents {first} to {first + len(values) - 1} of {documents}")
+            raise ValueError(f"a block holds documents {first} to {first + len(values) - 1}, but there are {documents}")
         for start in range(0, len(values), most):
             piece = as_float32(values[start : start + most])
             positions = np.arange(first + start, first + start + len(piece))
@@ -266,7 +266,7 @@ class Corpus:
             search calls it, unless the documents stay on a GPU.
         order: order of equal scores in the whole corpus.
         device: device of the search; by default a CUDA device if there is one.
-        documents: largest total number of documents in the blocks; by default the size of the corpus.
+        documents: upper bound of the number of documents in all blocks; by default the size of the corpus.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ def top_k(
     ties: Int64[ndarray, " documents"],
     device: torch.device | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """Return the k best documents of each query in one array; see `top_k_of_blocks`."""
+    """Search documents that are one array; see `top_k_of_blocks`."""
     return top_k_of_blocks(queries, [(0, documents)], k, ties, device)
 
 

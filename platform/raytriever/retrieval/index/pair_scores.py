@@ -23,7 +23,7 @@ from raytriever.core.errors import ConfigError, ModelError
 from raytriever.core.numba_threads import in_threads
 
 _CHECKED_ROWS, _GATHERED_ROWS = 1 << 16, 1 << 12
-# Components that a CPU multiplies at once, so that they stay in its cache.
+# Number of components that a CPU multiplies at once: few enough to stay in its cache.
 _CPU_PIECE = 1 << 15
 # torch warns that memory-mapped embeddings are read-only. Nothing here writes to them.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -35,7 +35,7 @@ def pair_scores(
     query_rows: Int64[ndarray, " pairs"],
     document_rows: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
-    """Return the scores of pairs of rows, all in range. They have the same bits as those of a search."""
+    """Return the scores of pairs of rows, which must be in range. They have the same bits as those of a search."""
     for rows, vectors in ((query_rows, queries), (document_rows, documents)):
         if len(rows) and (rows.min() < 0 or rows.max() >= len(vectors)):
             raise IndexError(f"rows must be in [0, {len(vectors)})")
@@ -120,12 +120,12 @@ def check_finite(vectors: Float32[ndarray, "vectors dim"], name: str, positions:
         finite = np.isfinite(vectors[start : start + _CHECKED_ROWS]).all(axis=1)
         if not finite.all():
             row = start + int(np.argmin(finite))
-            remedy = "the encoder's weights are broken or overflow in bf16: train or load them again, and encode again"
+            remedy = "encode with fp32; if this fails too, the encoder's weights are broken: load or train them again"
             what = f"the embedding of {name} {row if positions is None else positions[row]} is not finite"
             raise ModelError(what, remedy=remedy)
 
 
-# A forked process does not have OpenMP's threads, so FAISS and torch would hang in it.
+# OpenMP's threads do not survive a fork, so FAISS and torch would hang in the new process.
 _has_searched = _was_forked = False
 
 

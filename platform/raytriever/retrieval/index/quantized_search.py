@@ -3,7 +3,7 @@
 Codes and scores equal those of sentence-transformers' `quantize_embeddings`, `semantic_search_usearch` (int8, binary)
 and `semantic_search_faiss` (ubinary):
 
-1. `int8`: the range of each component in the sample has 256 equal steps, and a code is the number of a step.
+1. `int8`: the range of each component in the sample has 255 equal steps. A code is the number of a step, 0 to 255.
 2. `binary` and `ubinary`: one bit per component, 1 if it is above 0. Eight bits form a byte; `binary` subtracts 128.
 
 The query is quantized too. Its codes select candidates by the dot product (int8) or by the number of equal bits. Then
@@ -25,7 +25,7 @@ from raytriever.retrieval.index.pair_scores import pair_scores
 FP32, INT8, UBINARY = "fp32", "int8", "ubinary"
 _STEPS = 255
 _OFFSET = 128
-# Number of queries whose candidates are rescored at once, which limits the documents in memory.
+# Number of queries whose candidates are rescored at once. It limits the number of documents in memory.
 _RESCORED = 256
 
 
@@ -36,7 +36,7 @@ def bytes_per_document(dtype: str, dim: int) -> int:
 
 @dataclass(frozen=True)
 class Quantizer:
-    """Conversion between embeddings and codes of a type: `int8`, `binary` or `ubinary`. Only int8 has `ranges`: the
+    """Conversion between embeddings and codes of one type: `int8`, `binary` or `ubinary`. Only int8 has `ranges`: the
     lowest and the highest value of each component in the sample."""
 
     dtype: str
@@ -92,8 +92,8 @@ class QuantisedDocuments:
     ) -> tuple[Float32[ndarray, "queries depth"], Int64[ndarray, "queries depth"]]:
         """Return scores and documents of the best results, best first. All scores are rescored.
 
-        The first results come from `rescored` candidates. If these are fewer than `depth`, further documents of the
-        search with codes follow, in the order of their code scores."""
+        The `rescored` best candidates of the search with codes come first, ordered by score. If `depth` is larger, the
+        next candidates follow, also ordered by score."""
         quantizer = self.quantizer
         blocks = ((first, quantizer.factors(values)) for first, values in self.blocks())
         _, candidates = top_k_of_blocks(quantizer.factors(queries), blocks, max(depth, rescored), self.ties)
@@ -107,7 +107,7 @@ class QuantisedDocuments:
         return np.take_along_axis(scores, order, 1), np.take_along_axis(candidates, order, 1)
 
     def score(self, queries: Float32[ndarray, "queries dim"], of: ndarray, to: ndarray) -> ndarray:
-        """Return the rescored scores of pairs of a row of `queries` and a document."""
+        """Return the dot product of each fp32 query (row `of`) with a decoded document (position `to`)."""
         documents, index = np.unique(to, return_inverse=True)
         vectors = self.quantizer.decode(self.quantizer.encode(self.read(documents)), queries.shape[1])
         return pair_scores(queries, vectors, of, index)

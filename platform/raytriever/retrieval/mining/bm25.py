@@ -25,7 +25,7 @@ from raytriever.data.prepare.corpus_tokenization import flat
 from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 from raytriever.retrieval.mining.postings import Postings
 
-# Largest corpus whose postings are kept in memory. For passages, these take up to 75 MB.
+# Largest number of documents of a corpus whose postings are kept in memory. Those of passages take up to 75 MB.
 IN_MEMORY = 1 << 17
 _ROWS_AT_ONCE = 128  # number of queries in one task of a thread
 _LAST = 0xFFFF_FFFF
@@ -110,8 +110,8 @@ class Bm25Index:
 
 @numba.njit(cache=True, nogil=True)
 def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ignore[no-untyped-def]
-    """Fill each row of `keys` `[queries, k]`, which must be zeros, with the highest keys of documents that fraction a
-    term.
+    """Fill each row of `keys` `[queries, k]`, which must be zeros, with the highest keys of the documents that have a
+    term of the query.
 
     The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term is added each time. The postings of
     term t are at `starts[t]:starts[t + 1]`. `scores` must be zeros, one for each document of the corpus."""
@@ -176,8 +176,8 @@ def compare_best(
         left_out: positions of the documents to leave out of the search, for each query.
 
     Returns:
-        The highest and second highest BM25 score, and the BM25 score of the other system's document, 0 if there is
-        none; and whether both systems found the same document.
+        For each query, three BM25 scores: the highest, the second highest, and that of the other system's document,
+        each 0 if there is none. Then, for each query, whether both systems found the same document.
     """
     most = max((len(documents) for documents in left_out), default=0) if left_out else 0
     scores, found = index.search(queries, 2 + most)

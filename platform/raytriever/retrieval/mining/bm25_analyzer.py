@@ -34,14 +34,14 @@ from raytriever.core.reading.characters import remove_invisible
 from raytriever.data.dataset import Documents, Passages
 from raytriever.data.languages import AUTO, ENGLISH, LANGUAGES, NGRAMS, OTHER, UNSPACED, detect
 
-SAMPLE_SIZE = 1_000  # number of documents to examine, evenly spread over the corpus
+SAMPLE_SIZE = 1_000  # number of documents of a sample, evenly spread over the corpus
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
 _UNSPACED = re.compile(f"[{UNSPACED}]+")
 _RUN = re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")  # a run of characters that become n-grams, or else a word
 # A run without spaces has 2 (Chinese) to 5 (Thai) characters on average if the text is segmented into words. If not, a
-# run is a whole clause, of 8 characters or more.
+# run is a whole clause of 8 or more characters.
 _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
-# English, German, Indonesian and code have 6 to 13 characters per term, if the characters of stop words are included.
+# English, German, Indonesian and code have 6 to 13 characters per term: stop words are characters, but not terms.
 _MOST_CHARACTERS = 30.0
 # Letters that Lucene's ArabicNormalizer, PersianNormalizer and HindiNormalizer replace or remove.
 _FOLDED: dict[str, dict[int, Any]] = {
@@ -94,14 +94,14 @@ class Analyzer:
         return f"Analyzer of BM25{of}: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
 
     def analyze(self, texts: Sequence[str]) -> list[list[str]]:
-        """Return the terms of each text, in their order."""
+        """Return the terms of each text, in the order of the text."""
         return [self._stemmed([word for word in self._words(text) if word not in self._stop_words]) for text in texts]
 
     def number_terms(
         self, texts: Sequence[str]
     ) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
-        """Analyze many texts, in half the time of `analyze` and with less memory. Return the distinct terms, sorted;
-        the index of every term among these, text after text; and the number of terms of each text."""
+        """Analyze many texts, in half the time of `analyze` and with less memory. Return the sorted distinct terms. For
+        the terms of all texts, one text after another, return their indices. Return each text's number of terms."""
         numbers: defaultdict[str, int] = defaultdict()
         numbers.default_factory = numbers.__len__
         ids, ends = array("q"), array("q", [0])

@@ -30,10 +30,10 @@ from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.retrieval.mining.filters import ExcludedDocuments, entries
 from raytriever.retrieval.mining.mining_settings import MiningConfig
 
-# Function that scores pairs of texts, usually a cross-encoder. Higher means more relevant.
+# Function that scores pairs of query and passage, usually by a cross-encoder. Higher means more relevant.
 Judge = Callable[[Sequence[str], Sequence[str]], Float32[ndarray, " pairs"]]
-_GATHERED = 1 << 25  # components of embeddings that are gathered at once for scoring
-_JUDGED = 4_096  # pairs of texts in one call of a judge
+_GATHERED = 1 << 25  # number of components of embeddings that are gathered at once for scoring
+_JUDGED = 4_096  # number of pairs of texts in one call of a judge
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Embeddings:
 class PairScorer:
     """Scorer of query-document pairs."""
 
-    name: str  # `encoder`, `bm25` or `judge`, for the table's manifest; empty if there are no scores
-    # Function of query rows `[block]` and documents `[block, any]` that returns their scores; NaN for the document -1
-    # and for one without an embedding.
+    name: str  # `encoder`, `bm25` or `judge`, for the table's manifest
+    # Function of query rows `[block]` and documents `[block, any]` that returns the scores of each row with its
+    # documents; NaN for the document -1.
     score: Callable[[Int64[ndarray, " block"], Int64[ndarray, "block any"]], Float32[ndarray, "block any"]]
 
     @classmethod
@@ -110,9 +110,9 @@ class PairScorer:
 def _of_pairs(
     score: Callable[[ndarray, ndarray], ndarray], step: int, name: str, remedy: str
 ) -> Callable[[ndarray, ndarray], ndarray]:
-    """Return the function `score` of a `PairScorer`. It calls another function with at most `step` pairs at once.
+    """Turn a function of pairs into the `score` of a `PairScorer`, which calls it with at most `step` pairs at once.
 
-    It raises `ModelError` for a score that is not finite."""
+    `score` raises `ModelError` if a score is not finite."""
 
     def score_all(rows: ndarray, documents: ndarray) -> ndarray:
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
@@ -137,7 +137,7 @@ Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block colu
 
 @dataclass(frozen=True)
 class MiningInputs:
-    """Arguments of `mine`, with texts, indexes and scorer. Each of these is made once, when it is first needed."""
+    """Arguments of `mine`, with the texts, indexes and scorer that are made from them, each once, when first needed."""
 
     dataset: RetrievalDataset
     split: str
@@ -152,7 +152,7 @@ class MiningInputs:
         """Return the candidates of a method, best first, and their scores, padded with -1 and NaN.
 
         Args:
-            method: one of `config.METHODS`.
+            method: one of `mining_settings.METHODS`.
             rows: indices of queries in the split.
             depth: Return at least this many documents per query that are not excluded, or all if there are fewer.
                 `gold` always returns all.
@@ -273,7 +273,7 @@ class MiningInputs:
 
     def _find_random(self, rows: ndarray, depth: int) -> Candidates:
         size = len(self.dataset.documents)
-        # In a small corpus, random numbers may find too few distinct documents. There, sort all documents randomly.
+        # In a small corpus, random numbers may repeat too many documents. So put all documents into a random order.
         whole = 8 * depth >= size
         columns = np.arange(size if whole else 2 * self._most(rows, depth))
         sampled = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)
@@ -286,7 +286,7 @@ class MiningInputs:
 
 
 def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> Candidates:
-    """Turn ordered pairs into a table with one row per query. A repeated document keeps its first column."""
+    """Turn ordered pairs into a table with one row per query. Of repeated pairs, only the first is kept."""
     pairs = row * (int(documents.max(initial=0)) + 1) + documents
     first = np.sort(np.unique(pairs, return_index=True)[1])
     row, documents, scores = row[first], documents[first], scores[first]

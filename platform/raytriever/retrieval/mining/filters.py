@@ -24,8 +24,8 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset, positions_of_run_files
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
-# Reasons why a candidate is not a negative, after `kept`. A verdict is an index into this list. `ExcludedDocuments` has
-# the three reasons after `kept`.
+# `kept`, then the reasons why a candidate is not a negative. A verdict is an index into this list. `ExcludedDocuments`
+# uses the three reasons after `kept`.
 REASONS = (
     *("kept", "relevant", "same text as a positive", "the query's own id", "before the range", "holds an answer"),
     *("above max_score", "within absolute_margin", "within relative_margin", "not chosen"),
@@ -127,14 +127,14 @@ class ExcludedDocuments:
 
 
 def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list[str]:
-    """Return the entries of a column for some queries, in a single pass. Their positions must ascend."""
+    """Return the entries of a column for some queries, in a single pass. The positions of the queries must ascend."""
     wanted = np.zeros(len(column), dtype=bool)
     wanted[queries] = True
     return list(compress(column, wanted))
 
 
 def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the values of each wanted group as pairs of an index into `wanted` and a value."""
+    """Return each value of each wanted group, with the index of the group in `wanted`: (indices, values)."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
@@ -151,7 +151,7 @@ def initial_verdicts(
 ) -> tuple[Verdicts, Int64[ndarray, "queries columns"]]:
     """Return the verdicts that need no scores, and the rank of each document.
 
-    A rank counts the earlier documents that are not excluded. Documents from rank `end` on are not candidates.
+    The rank of a document is the number of earlier documents that are not excluded. Candidates end before rank `end`.
 
     Args:
         ranking: documents of each query, best first, padded with -1.
@@ -181,11 +181,11 @@ def apply_score_bounds(
     Args:
         verdicts: only candidates with the verdict `KEPT` are examined.
         scores: scores of the candidates; only those of candidates kept so far are read.
-        lowest: lowest score of the query's positives; NaN if none has a score. Then every candidate is removed.
-        max_score: higher scores are removed.
-        absolute_margin: scores above `lowest` minus this margin are removed (TopK-MarginPos).
-        relative_margin: scores above `lowest` minus this fraction of its absolute value are removed (TopK-PercPos). The
-            bound s - r |s| of a lowest score s and a fraction r is below s even if s < 0, unlike (1 - r) s.
+        lowest: lowest score of the query's positives. It is NaN if none has a score; then every candidate is removed.
+        max_score: a candidate with a higher score is removed.
+        absolute_margin: a candidate above `lowest` minus this margin is removed (TopK-MarginPos).
+        relative_margin: a candidate above `lowest` minus this fraction of |`lowest`| is removed (TopK-PercPos). This
+            bound is below `lowest` even if `lowest` is negative, unlike `lowest` times one minus the fraction.
     """
     bounds: list[tuple[int, ndarray]] = []
     if max_score is not None:

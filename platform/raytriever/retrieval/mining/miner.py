@@ -8,7 +8,7 @@
 4. The negatives of all methods become one table. A document that two methods keep for a query appears once.
 
 `build_negatives_table` makes the table of a training run from the table that the user names, the hard negatives of the
-data set, and BM25's negatives. The last are added if there are no others, or if `negatives_mix` names them. This module
+data set, and BM25's negatives. BM25's are added if there are no others, or if `negatives_mix` names them. This module
 does not use Ray, so that mining gives the same table in a command and during training."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MinedBlock(NamedTuple):
     documents: Int64[ndarray, " kept"]  # position in the corpus
     ranks: Int64[ndarray, " kept"]  # rank in the method's ranking after the excluded documents are removed
     scores: Float32[ndarray, " kept"]  # scores by the scorer of the table; NaN if there is none
-    verdicts: Int64[ndarray, " reasons"]  # number of candidates for each of `filters.REASONS`
+    verdicts: Int64[ndarray, " reasons"]  # number of candidates with each verdict; see `filters.REASONS`
 
     def save(self, folder: Path) -> None:
         """Write the block into a folder."""
@@ -100,7 +100,7 @@ class CandidateFilter:
         start = 0
 
         def next_rows() -> Int64[ndarray, " block"]:
-            """Return the queries of the next block. The last one has the most excluded documents."""
+            """Return the queries of the next block. Its last query has the most excluded documents."""
             cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
             return order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
 
@@ -132,7 +132,7 @@ class CandidateFilter:
         return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
 
     def _ranks(self, method: str) -> tuple[int, int]:
-        """Return the first rank of candidates, and the rank before which they end. Only rankings have a range."""
+        """Return the first rank of candidates (0 for gold and random), and the rank before which they end."""
         config, negatives = self.inputs.config, self.inputs.dataset.negatives
         if method == "gold":
             assert negatives is not None
@@ -215,8 +215,8 @@ def mine(
         bm25: function that returns the index of all passages; by default the index is built when needed.
         judge: scorer of pairs of texts, if the settings name a judge.
         seed, round: numbers that decide the random numbers; the table records the round.
-        finished: folder of the blocks that an earlier, killed call with the same arguments has finished. They are not
-            mined again, and new blocks are added.
+        finished: folder of finished blocks. Those of an earlier, killed call with the same arguments are not mined
+            again, and this call adds its own.
 
     Raises:
         ConfigError: the range lies beyond the corpus, or gold negatives or answers are requested from a data set that
@@ -254,7 +254,7 @@ def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> N
         raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
     if config.range_min >= len(dataset.documents):
         what = f"{config.range_min} skips all {len(dataset.documents):,} documents"
-        raise ConfigError(what, setting("range_min"), "give a lower rank")
+        raise ConfigError(what, setting("range_min"), "give a smaller number")
     if config.drop_answers and dataset.answers is None:
         remedy = "add answers.jsonl (docs/reference/formats.md)"
         raise ConfigError(f"{dataset.name} has no answers", setting("drop_answers", True), remedy)

@@ -49,7 +49,7 @@ def run_mining(
     round: int = 0,
     embeddings: Path | None = None,
 ) -> tuple[MiningResult, str | None]:
-    """Mine and commit the table to `output`, which must not exist. `check_options` has already checked the settings.
+    """Mine, and commit the table to `output`, which must not exist. `check_options` must have checked the settings.
 
     Args:
         model: encoder, used if a method needs embeddings.
@@ -63,7 +63,7 @@ def run_mining(
     """
     if embeddings and not mining.needs_embeddings:
         reason = f"{setting('method')} {mining.method} needs no embeddings"
-        raise ConfigError(reason, setting("embeddings"), f"add dense or cross-query to {setting('method')}")
+        raise ConfigError(reason, setting("embeddings"), f"leave it out, or add dense to {setting('method')}")
     if output.exists():
         raise StorageError("already exists", str(output), f"give another {setting('output')}, or remove it")
     check_writable(output)

@@ -14,7 +14,7 @@ from raytriever.core.unknown_names import check_known
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 
-# Number of candidates to examine for each requested negative, if filters or sampling may leave some of them out.
+# Number of candidates to examine for each requested negative, if filters or sampling may leave some candidates out.
 CANDIDATES_PER_NEGATIVE = 10
 # Without a judge, only these methods give scores that can be compared with a bound.
 _SCORED = (Need("method", "bm25", "dense", "cross-query"), "judge")
@@ -46,7 +46,7 @@ class MiningConfig:
     )
     relative_margin: float | None = option(
         None,
-        "the same as a fraction of that score: 0.05 keeps candidates with at most 95 % of it (TopK-PercPos)",
+        "this distance as a fraction of the lowest score: 0.05 keeps candidates with at most 95 % of it (TopK-PercPos)",
         minimum=0,
         needs=_SCORED,
     )
@@ -98,7 +98,7 @@ class MiningConfig:
         if self.num_negatives > self.depth - self.range_min:
             ranks = f"{self.depth - self.range_min} ranks ({self.range_min} to {self.depth - 1})"
             what = f"{self.num_negatives} negatives out of {ranks}"
-            raise ConfigError(what, setting("num_negatives"), f"give fewer, or a higher {setting('range_max')}")
+            raise ConfigError(what, setting("num_negatives"), f"give fewer, or a larger {setting('range_max')}")
         check_changed(self)
 
 

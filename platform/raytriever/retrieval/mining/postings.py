@@ -41,7 +41,7 @@ _FORMAT = 2  # version of files, terms and weights; increase it to discard cache
 _TYPES = {"counts": "int64", "lengths": "int64", "starts": "int64", "weights": "float32"}
 _TYPES |= dict.fromkeys(("rows", "frequencies", "documents"), "uint32")
 _TERMS = "terms.txt"
-# Function that allocates an array of the postings: (name, length, type) -> array.
+# Function that allocates one array of `Postings`: (name, length, type) -> array.
 _Allocate = Callable[[str, int, Any], ndarray]
 
 

@@ -40,7 +40,7 @@ from raytriever.retrieval.mining.mining_settings import ScoreConfig
 _SCORES = "scores.npy"
 # Pairs of a piece: a few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
 PIECE_PAIRS = 8_192
-# For each value of the manifest, a description for error messages of scores with another value.
+# For each value of the manifest, what an error message says about scores whose manifest has another value.
 _DIFFERENCES = {
     "model_digest": "by another model",
     "queries": "of other queries",
@@ -128,13 +128,13 @@ def run_scoring(
 
 
 def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
-    """Raise `StorageError` unless the scores in a directory have these values in their manifest."""
+    """Raise `StorageError` unless a directory has scores whose manifest has these values."""
     stored = read_manifest(output)["meta"] if (output / MANIFEST).exists() else {}
     if all(stored.get(name) == value for name, value in decides.items()):
         return
     is_ours = stored.get("kind") == KIND
     differences = [text for name, text in _DIFFERENCES.items() if is_ours and stored.get(name) != decides[name]]
-    reason = f"holds scores {', '.join(differences)}" if differences else "does not hold these scores"
+    reason = f"holds scores {', '.join(differences)}" if differences else "does not hold the scores of this command"
     raise StorageError(reason, str(output), f"give another {setting('output')}, or remove it")
 
 
@@ -208,7 +208,7 @@ def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) ->
     candidates = _candidates(dataset, positives.queries, config)
     if not np.isin(np.concatenate([queries for queries, _ in candidates]), positives.queries).any():
         what = f"none of the {len(positives):,} queries of split {split!r} has a candidate"
-        raise DataError(what, config.negatives or config.run or dataset.name, "name the negatives of this split")
+        raise DataError(what, config.negatives or config.run or dataset.name, "give the negatives of this split")
     size = len(dataset.documents)
     rows = [(owners, positives.documents), *candidates]
     keys = np.unique(np.concatenate([queries * size + documents for queries, documents in rows]))
@@ -229,7 +229,7 @@ def _candidates(
         candidates.append((queries[rows], ranking[rows, ranks]))
     if not candidates:
         if dataset.negatives is None or not len(dataset.negatives.queries):
-            remedy = f"name a table that `raytriever mine` wrote, or a {setting('run')}"
+            remedy = f"give a table that `raytriever mine` wrote, or give a TREC run as {setting('run')}"
             raise ConfigError(f"{dataset.name} has no hard negatives", setting("negatives"), remedy)
         candidates.append((dataset.negatives.queries, dataset.negatives.documents))
     return candidates

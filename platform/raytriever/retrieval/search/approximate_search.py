@@ -41,7 +41,7 @@ from raytriever.retrieval.index.exact_top_k import tie_order, top_k
 from raytriever.retrieval.search.calibration_file import current_calibration
 from raytriever.retrieval.search.exact_search import PassageIndex, format_hits
 
-# Default split of RoarGraph's training queries; other kinds need none.
+# Default split of RoarGraph's training queries. Other kinds of index need no queries.
 _TRAINING_SPLIT = "train"
 CUTOFFS = (10, 100)
 
@@ -166,7 +166,7 @@ def bytes_of_ann_index(config: IndexConfig, rows: int, dim: int) -> int:
         "ivfpq": (config.code_bytes or default_code_bytes(dim)) + positions,
         "hnsw": halves + 2 * neighbors,  # most nodes are only in the lowest layer, which has twice the degree
         "vamana": vectors + neighbors,
-        "roargraph": 2 * neighbors,  # the second half connects all nodes
+        "roargraph": 2 * neighbors,  # the second half is the edges of `connect`
     }[config.index]
     return rows * of_row
 
@@ -181,7 +181,7 @@ def memory_of_building(config: IndexConfig, rows: int, dim: int) -> int:
 def _queries(retriever: TextEncoder, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries dim"]:
     positions = dataset.positives(split).queries
     if not len(positions):
-        raise ConfigError(f"{dataset.name} has no judged query", split, "name another split")
+        raise ConfigError(f"{dataset.name} has no query with a relevant document here", split, "give another split")
     return encode_queries(retriever, dataset, positions, f"{split} queries")
 
 

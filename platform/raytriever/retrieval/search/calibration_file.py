@@ -3,8 +3,8 @@
 It holds thresholds of confidence below which a query has no answer, and a score threshold for passages to keep. It also
 maps scores to the probability that a passage is relevant. It is valid for one corpus, and for one system: weights,
 settings and precision (int8 or not). For another corpus or system there are no probabilities, and there is no decision
-whether a query has an answer. A corpus stays the same if at most a tenth of its passages were added or removed. After
-more changes the decision is still made, but marked as stale."""
+whether a query has an answer. If at most a tenth of the passages were added or removed, the corpus is treated as the
+same. After more changes, whether a query has an answer is still decided, but marked as stale."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ class AnswerThreshold(AnswersAchieved):
 class PassageThreshold(PassagesKept):
     """Lowest score of a passage to keep, with the fractions that it kept for the testing questions."""
 
-    wanted: (
-        float  # target fraction: of a later question's relevant passages, at least this fraction is expected to be kept
-    )
+    wanted: float  # target: of a later question's relevant passages, at least this fraction is kept on average
     score: float
     depth: int  # number of best passages of a question to which the threshold applies
 
@@ -88,25 +86,25 @@ class Calibration:
     # `dataset`, `data`: name and digest of the data set.
     dataset: str
     data: str
-    corpus: str  # digest of its passages
-    # `chosen_on`, `chosen_queries`: split that fitted thresholds and maps, and its number of queries.
+    corpus: str  # digest of the passages
+    # `chosen_on`, `chosen_queries`: split on which thresholds and maps are fitted, and its number of queries.
     chosen_on: str
     chosen_queries: int
-    # `checked_on`, `checked_queries`: split that tested them, and its number of queries. If there are few queries, it
-    # is the split that chose them, such as `dev and test`.
+    # `checked_on`, `checked_queries`: split on which they are tested, and its number of queries. With too few queries
+    # for two splits, they are fitted and tested on both. Both fields then name both, such as `dev and test`.
     checked_on: str
     checked_queries: int
-    # One for each target that can be reached, in the order of the targets. The first one decides.
+    # One threshold for each target that can be reached, in the order of the targets. The first decides on answers.
     thresholds: list[AnswerThreshold]
     kept: PassageThreshold | None  # threshold of the passages to keep, if any
     # Map from the confidence of a query to the probability that its best passage is relevant.
     first: IsotonicMap | PlattMap
     # Map from the score of a passage at ranks 2 to 10 to the probability that it is relevant.
     later: IsotonicMap | PlattMap
-    # `first_error`, `later_error`: calibration error of both maps on the testing split, with its 95 % interval.
+    # `first_error`, `later_error`: calibration error of each map on the testing split, with its 95 % interval.
     first_error: CalibrationError
     later_error: CalibrationError
-    # `passages`, `sample`: number of its passages, and a sample from which later changes are estimated; see
+    # `passages`, `sample`: number of passages, and a sample of them from which later changes are estimated; see
     # `sample_of`.
     passages: int
     sample: list[int]
@@ -120,7 +118,7 @@ class Calibration:
 
     @property
     def is_checked_apart(self) -> bool:
-        """True if the questions that tested the thresholds are not the ones that chose them."""
+        """True if the thresholds were tested on other questions than those on which they were chosen."""
         return self.checked_on != self.chosen_on
 
     def probabilities(
@@ -199,7 +197,7 @@ def calibration_in(
     """Return the calibration in a file if it belongs to this system (by its digest) and to this corpus.
 
     Raises:
-        UserError: the user names the file, and it is missing or damaged, or belongs to another system or corpus. If
+        UserError: `is_named` is True, and the file is missing or damaged, or belongs to another system or corpus. If
             `is_named` is False, `report` gets a line instead, and None is returned.
     """
     try:
@@ -216,9 +214,7 @@ def calibration_in(
     made = f"{file}, made {calibration.date}"
     if calibration.digest != digest():
         name = one_line(calibration.system)
-        reason = (
-            f"belongs to another system, {name}, or to other weights, prompts, lengths or precision than this one has"
-        )
+        reason = f"belongs to another system, {name}, or to this one with other weights, prompts, lengths or precision"
     elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
         if calibration.dataset == dataset and calibration.sample:
             report(f"{made}: {reason}; queries still get a decision, but {AGAIN}")
@@ -235,8 +231,7 @@ def sample_of(documents: Documents) -> list[int]:
     """Return the smallest distinct hashes of a corpus' passages, at most 1,024.
 
     They are a random sample of the texts. The samples of two corpora estimate the fraction of common texts (bottom-k
-    sketch; Cohen & Kaplan, 2007). At a fraction of 0.1, the error is at most 0.02, in two of three cases at most
-    0.01."""
+    sketch; Cohen & Kaplan, 2007). For a fraction of 0.1, the standard error of the estimate is about 0.01."""
     # `hashes` are hashes of the texts. An attacker could choose texts whose hashes are not distributed randomly.
     return np.unique(documents.hashes >> np.uint64(1))[:_SAMPLE].tolist()  # so that numbers fit into 63 bits in JSON
 
@@ -315,7 +310,7 @@ def _implausible(calibration: Calibration) -> str:
         if not math.isfinite(threshold.score):
             return "a threshold is not finite"
         if threshold.wanted is not None and not 0 < threshold.wanted <= 1:
-            return "a wanted value is not above 0 and at most 1"
+            return "the wanted value of a target is not above 0 and at most 1"
         fractions = threshold.answered, threshold.top_precision, threshold.wrong, threshold.f1
         for fraction in (*fractions, *threshold.unanswerable.values()):
             if not (0 <= fraction.count <= fraction.total and 0 <= fraction.low <= fraction.high <= 1):
@@ -332,7 +327,7 @@ class Decider:
 
     calibration: Calibration | None  # calibration that names the confidence; None if there is none
     documents: Documents  # the corpus, which BM25 indexes if the confidence needs it
-    # Whether every ranking should have `depth` passages. One that reranks only 10 passages has fewer.
+    # Whether every ranking should have `depth` passages. A system that reranks only 10 passages ranks fewer.
     lists_all: bool = True
 
     @property
@@ -368,7 +363,7 @@ class Decider:
         missing = int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0)) if self.lists_all else 0
         if missing and len(self.documents) >= depth:
             name = self.calibration.confidence.name
-            what = f"the index finds {depth - missing} of the {depth} passages that the confidence {name} needs"
+            what = f"the index finds {depth - missing} of the {depth} passages that the {name} confidence needs"
             raise ConfigError(
                 what, setting("ef_search"), "give a larger search size, or calibrate thresholds of the score"
             )

@@ -129,7 +129,7 @@ def hits_of(
         lowest_score = threshold
     else:
         if calibration is None or calibration.kept is None:
-            what = "there is no calibration of this system and these passages with a threshold of passages to keep"
+            what = "no calibration of this system for these passages has a threshold of passages to keep"
             remedy = f"run `raytriever evaluate {flag_of('calibrate')} kept=0.95 f1` first"
             raise ConfigError(what, setting("threshold", threshold), remedy)
         threshold, lowest_score = None, calibration.kept.score

@@ -1,12 +1,12 @@
 """Memory plan of one training worker: bytes by purpose, and the largest chunk of gradient caching that fits.
 
-The bytes are those at the peak of a step: during the backward pass of a chunk, while the gradients of earlier chunks
-and the embeddings of the whole batch exist.
+The bytes are those at the peak of a step. The peak is in the backward pass of a chunk, while the gradients of earlier
+chunks and the embeddings of the whole batch exist.
 
 - Weights: as prepared for training. `fsdp2` gathers two blocks at a time, the current and the next one, by messages
-  that are copies of them. It keeps its fraction of the gradients only; those of a chunk are freed one after another.
-- The worker's fraction of the weights, gradients and optimizer states: see `StateBytes`.
-- Cast weights: bf16 copies of float32 weights, which autocast makes and holds for a pass over all chunks.
+  that are copies of them. A worker stores only its shard of the gradients, and frees a chunk's gradients one by one.
+- The worker's shard of the weights, its gradients and its optimizer states: see `StateBytes`.
+- Cast weights: bf16 copies of float32 weights, which autocast makes and keeps for a pass over all chunks.
 - Batch: embeddings in float32 and one block of scores; see `batch_bytes`.
 - Guide: all weights of the encoder that masks false negatives, and its embeddings.
 - Activations and temporary tensors: simulated from the architecture; see `simulated_encoder`. Temporary tensors
@@ -21,8 +21,8 @@ from raytriever.training.memory.memory_of_states import StateBytes, WorkerTexts,
 from raytriever.training.memory.simulated_encoder import SimulatedEncoder
 from raytriever.training.training_settings import TrainingConfig
 
-# Fraction of the memory for the CUDA context, fragmentation, and workspaces of libraries (on a CPU, oneDNN packs the
-# operands of a bf16 product into up to 1 MB).
+# Fraction of the memory that stays free for the CUDA context, fragmentation, and workspaces of libraries. On a CPU,
+# oneDNN packs the operands of a bf16 product into up to 1 MB.
 MARGIN = 0.1
 
 
@@ -46,10 +46,10 @@ class StepMemory:
 
 
 class MemoryPlan:
-    """Memory of one worker as a function of the chunk.
+    """Memory of one worker as a function of the chunk size.
 
     Args:
-        encoder: the simulated encoder; of two towers, the passage tower.
+        encoder: the simulated encoder. If there are two towers, it is the passage tower.
         towers: number of separate towers, 1 or 2.
         guide: bytes of the guide; see `guide_bytes`.
     """
@@ -75,13 +75,13 @@ class MemoryPlan:
         return counts
 
     def parts(self, texts: int) -> StepMemory:
-        """Return the bytes with chunks of `texts` texts. A chunk of all texts of the fraction means no caching."""
+        """Return the bytes if a chunk has `texts` texts. With all texts in one chunk, gradients are not cached."""
         settings, workers = self.training, self.local.workers
         weights = self.towers * sum(p.nbytes for p in self.encoder.encoder.parameters())
         sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
         state = StateBytes.of(settings, workers, weights, sizes, texts < self.local.texts)
         if settings.strategy == "fsdp2":
-            # The peak is the larger of two: the weights outside blocks with their message, or two blocks with one.
+            # Peak: the weights outside blocks, plus their message or two blocks and a message, whichever is larger.
             sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
             rest = weights - self.towers * sum(sizes)
             weights = rest + max(rest, 3 * max(sizes, default=0))

@@ -46,7 +46,7 @@ _NAME = "raytriever_fused"
 class ChunkBytes:
     """Bytes of one chunk, in addition to the weights."""
 
-    cast: int  # bf16 copies of weights, which autocast makes once and holds for all chunks
+    cast: int  # bf16 copies of weights, which autocast makes once and keeps for all chunks
     kept: int  # other bytes that are still allocated after the forward pass, because the backward pass needs them
     peak: int  # peak in forward and backward, including the gradients of this chunk
 
@@ -67,7 +67,7 @@ class AllocationTracker(TorchDispatchMode):
         self._ignored: set[int] = set()
 
     def ignore(self, module: nn.Module) -> None:
-        """Leave out the parameters and buffers of a module, which exist already."""
+        """Do not count the parameters and buffers of a module: the memory plan counts them separately."""
         for tensor in (*module.parameters(), *module.buffers()):
             self._ignored.add(tensor.untyped_storage()._cdata)
         self._known |= self._ignored
@@ -118,7 +118,7 @@ class SimulatedEncoder:
 
     def chunk_bytes(self, texts: int, tokens: int, frees_gradients: bool = False) -> ChunkBytes:
         """Return the bytes of one chunk of `texts` texts of `tokens` tokens each, as gradient caching runs it. With
-        `frees_gradients`, each gradient is freed as soon as it is complete, as by `fsdp2` after reducing it.
+        `frees_gradients`, each gradient is freed as soon as it is complete, because `fsdp2` then reduces and frees it.
 
         Raise `ModelError` if the model does not encode tokens, or if its code depends on values of tensors."""
         try:
@@ -238,7 +238,7 @@ class _Float32LayerNorm(nn.LayerNorm):
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
-    """Attention function for transformers: its SDPA attention around the simulated fused kernel."""
+    """Attention function for transformers: the library's SDPA attention, with the simulated fused kernel inside."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     with _FusedKernel():

@@ -1,9 +1,9 @@
 """Chunk size of gradient caching: set by the user, or the largest size whose activations fit into the free memory.
 
 1. Measure the activations of two small chunks. Their difference gives the memory of one text.
-2. Try the number of texts that this predicts. Halve it as long as memory runs out.
-3. All workers use the smallest result. If a later step runs out of memory, the chunk is halved. The cache stores the
-   halved size under a key of everything that it depends on. A later search with this key tries no larger chunk."""
+2. Try the number of texts that this difference predicts. Halve the number as long as memory runs out.
+3. All workers use the smallest result. If a later step runs out of memory, the chunk is halved. A file stores the
+   halved size under a key of all that the size depends on. A later search with this key tries no larger chunk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raytriever.training.training_settings import TrainingConfig
 
 
 def activations(forward: Callable[[], object]) -> int:
-    """Return the bytes that a forward pass saves for backward. Parameters count, and each storage counts once."""
+    """Return the bytes that a forward pass saves for backward, also parameters. Shared storages are counted once."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ def activations(forward: Callable[[], object]) -> int:
 FILE = "chunks.json"
 # Fraction of the free memory that activations may use. The rest is for temporary tensors, and for fragmentation.
 FRACTION = 0.7
-PROBE = 2  # texts of the smaller of the two measured chunks
-# Types of devices for which a chunk is searched. Not on a CPU: its memory is shared and paged, and a trial takes as
-# long as a training step.
+PROBE = 2  # number of texts of the smaller of the two measured chunks
+# Types of devices for which a chunk size is searched. There is no search on a CPU: its memory is shared and paged, and
+# a trial takes as long as a training step.
 SEARCHED = ("cuda",)
 
 
@@ -60,13 +60,13 @@ def find_chunk(
     key: str,
     reserve: int = 0,
 ) -> int | None:
-    """Return the number of texts that one worker can encode at a time; None if all of them fit.
+    """Return the number of texts that one worker can encode at a time; None if all texts fit.
 
     Args:
-        encode: computes the embeddings of a number of texts of the greatest length, differentiably.
+        encode: computes differentiable embeddings of a given number of texts of the greatest length.
         parameters: trained parameters that `encode` uses.
-        texts: queries and passages of a worker's local batch of a batch.
-        key: everything that the chunk depends on; an earlier run may have stored a halved chunk under it.
+        texts: number of queries and passages in a worker's local batch.
+        key: everything that the chunk size depends on; an earlier run may have stored a halved size under this key.
         reserve: bytes that training allocates later: gradients, moments, embeddings of the batch, scores.
     """
     chunk = _estimate(encode, min(texts, _halved().get(key, texts)), free_memory(device) - reserve)
@@ -78,7 +78,7 @@ def find_chunk(
 
 
 def trial(retriever: Retriever, length: int, precision: str, device: torch.device) -> Callable[[int], Tensor]:
-    """Return the function `encode` of `find_chunk`. Passages have one length, packed or padded as in training."""
+    """Return a function for `find_chunk` that encodes passages of `length` tokens, packed or padded as in training."""
 
     def encode(texts: int) -> Tensor:
         state = DropoutState.now(device)
@@ -108,7 +108,7 @@ def _fits(
 ) -> bool:
     ballast = None
     try:
-        # On a CPU, pages that are never written take no memory. There, only the estimate accounts for the reserve.
+        # On a CPU, pages that are never written take no memory. So on a CPU, only the estimate includes the reserve.
         ballast = torch.empty(reserve, dtype=torch.uint8, device=device) if device.type == "cuda" else None
         torch.autograd.grad(encode(chunk).sum(), parameters, allow_unused=True)
     except Exception as error:
@@ -132,7 +132,7 @@ def _halved() -> dict[str, int]:
 class ChunkChoice:
     """Chooser of a worker's chunk size in tokens, at the start of training and after steps that ran out of memory.
 
-    Create it before the strategy, which may shard the parameters, and before the optimizer has any state."""
+    Create this object before the strategy, which may shard the parameters, and before the optimizer has state."""
 
     def __init__(
         self, settings: TrainingConfig, retriever: Retriever, precision: str, device: torch.device, workers: WorkerGroup
@@ -161,19 +161,19 @@ class ChunkChoice:
         )
 
     def first(self, texts: int) -> int | None:
-        """Return the initial chunk size in tokens; None means the whole batch. All workers call it."""
+        """Return the initial chunk size in tokens; None means the whole batch. All workers call this method."""
         given = self._settings.grad_cache_chunk
         if given is not None and given > texts:
-            what = f"a chunk of {given} is more than the {texts} texts of a worker's local batch of a batch"
+            what = f"a chunk of {given} is more than the {texts} texts of a worker's local batch"
             raise ConfigError(what, setting("grad_cache_chunk"), f"give at most {texts}, or leave it out")
         if not self._is_searched:
             return self._given
         fitting = self.search(texts)
-        # Only with gradient caching can several workers vote on whether one ran out of memory. So they use it even if
-        # all texts fit. A single chunk is not encoded twice.
+        # Several workers use gradient caching even if all texts fit, because without it they cannot vote on whether
+        # one of them ran out of memory. A single chunk is not encoded twice.
         if fitting is None and self._workers.size == 1:
             return None
-        # The chunk is counted in tokens, because more texts fit at a time if they are shorter.
+        # The size of a chunk is counted in tokens, because more short texts than long texts fit at a time.
         return (fitting or texts) * self._longest
 
     def search(self, texts: int) -> int | None:
@@ -197,15 +197,15 @@ class ChunkChoice:
         return None if smallest >= texts else smallest
 
     def smaller(self, chunk: int | None, chunks: Sequence[TokenBatch], is_agreed: bool) -> int | None:
-        """Return half of a chunk with which a step ran out of memory, and store it for later runs.
+        """Return half the size of a chunk with which a step ran out of memory, and store this half for later runs.
 
         If one worker alone ran out of memory, it stores its half for the restart, after which all workers use the
         smallest chunk. A chunk that the user set is never stored: after a restart it is used again.
 
         Args:
-            chunk: the chunk in tokens; None for a whole batch.
+            chunk: the chunk size in tokens; None for a whole batch.
             chunks: chunks of this worker's queries and passages.
-            is_agreed: True if all workers call it.
+            is_agreed: True if all workers call this method.
         """
         if not is_agreed and not self._is_searched:
             return chunk

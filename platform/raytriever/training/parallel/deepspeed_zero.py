@@ -1,14 +1,14 @@
 """DeepSpeed's ZeRO stages 1 to 3, and the slices of the state that DeepSpeed (0.19) shards.
 
-Stage 1 shards the optimizer state over the workers, stage 2 also the gradients, stage 3 also the weights (Rajbhandari
-et al., 2020, arXiv:1910.02054).
+Stage 1 shards the optimizer state over the workers. Stage 2 also shards the gradients, and stage 3 also the weights
+(Rajbhandari et al., 2020, arXiv:1910.02054).
 
-Stage 3 first loads the whole model into the memory of each worker, then shards it. A worker holds its shard between
-steps, and the whole model during a step (`_gathered`); otherwise each chunk of a batch would gather it again.
+Stage 3 first loads the whole model into the memory of each worker, then shards it. A worker has its shard between
+steps, and the whole model during a step (`_gathered`). Otherwise each chunk of a batch would gather the model again.
 
 Slices: stages 1 and 2 concatenate all parameters of a group, and each worker has a range of the result. The attribute
-`_hp_mapping` of a parameter has the position of its slice. In stage 3, each worker has a slice of each parameter; all
-are equally long and padded. The optimizer has moments for the float32 tensors of these ranges. DeepSpeed's own
+`_hp_mapping` of a parameter has the position of its slice. In stage 3, each worker has a slice of each parameter. All
+slices are padded to the same length. The optimizer has moments for the float32 tensors of these ranges. DeepSpeed's own
 checkpoints are not used, because they are pickled and tied to the number of workers."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Zero(Strategy):
     def step(self, value: Tensor, number: int) -> Tensor:
         """See `Strategy.step`."""
         finite_or_refused(value.item(), 0.0, number)
-        # If the norm is not finite, DeepSpeed's optimizer changes no parameter.
+        # If the norm is NaN or infinite, DeepSpeed's optimizer changes no parameter.
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         finite_or_refused(value.item(), norm, number)
@@ -114,7 +114,7 @@ def _deepspeed(device: torch.device) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        remedy = f"pip install 'raytriever[deepspeed]', or use {setting('strategy')} ddp"
+        remedy = f"install it: pip install 'raytriever[deepspeed]', or use {setting('strategy')} ddp"
         raise ConfigError("DeepSpeed is not installed", setting("strategy"), remedy) from error
     ensure_group(device)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -132,7 +132,7 @@ class _Position:
     length: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return the slice of the flat tensor or of one of its moments."""
+        """Return this slice of `flat`, which is the flat tensor or one of its moments."""
         return flat.detach()[self.offset : self.offset + self.length]
 
 
@@ -150,7 +150,7 @@ def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> I
 
 @torch.no_grad()
 def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, optimizer: Any, rank: int) -> None:
-    """Load a state. Every worker reads all slices and keeps its own ones."""
+    """Load a state. Every worker reads all slices and keeps its own slices."""
 
     def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
         if not kind:
@@ -172,7 +172,7 @@ def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, opti
 
 
 def _position_of(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Position | None:
-    """Return the position of this worker's slice; None if it has none or the parameter is frozen."""
+    """Return the position of this worker's slice; None if the worker has no slice or the parameter is frozen."""
     if not parameter.requires_grad:
         return None
     if stage < 3:

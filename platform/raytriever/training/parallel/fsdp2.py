@@ -1,9 +1,9 @@
 """FSDP2: weights, gradients and optimizer state are sharded over the workers by PyTorch's `fully_shard`.
 
-Between steps, a worker holds its shard of every weight (Zhao et al., 2023, arXiv:2304.11277). The weights of a block,
-frozen ones too, are gathered for its forward and its backward pass and then freed. Its gradients are reduce-scattered
-after each chunk. No worker ever holds all weights or gradients. Every chunk communicates, so all workers encode the
-same number of chunks. A worker with fewer encodes its first chunk again, without effect on the loss.
+Between steps, a worker has its shard of every weight (Zhao et al., 2023, arXiv:2304.11277). The weights of a block,
+also frozen weights, are gathered for its forward and its backward pass, then freed. Their gradients are
+reduce-scattered after each chunk. No worker ever has all weights or gradients. Every chunk communicates, so all workers
+encode the same number of chunks. A worker with fewer chunks encodes its first chunk again, without effect on the loss.
 
 Gradient caching usually computes gradients by `torch.autograd.grad`, which does not call the hooks of FSDP2. So each
 chunk has its own backward pass here. These passes leave some gradients unreduced, such as those of the parameters of
@@ -158,7 +158,7 @@ class _Root(nn.Module):
         self.objective = objective
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return a copy."""
+        """Return a copy of `value`."""
         return value.clone()
 
 
@@ -174,7 +174,7 @@ def _unshare(query: nn.Module, passage: nn.Module) -> None:
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return this worker's slice of a tensor; all of it if it is not sharded."""
+    """Return this worker's slice of a tensor; the whole tensor if it is not sharded."""
     own = tensor.detach()
     local: Tensor = own.to_local() if hasattr(own, "to_local") else own
     return local

@@ -7,7 +7,7 @@
    gradients of the chunks add up. The last chunks are not encoded again: step 2 kept their activations.
 
 All of this happens in the forward pass. Its result is the value of the loss, with gradients that are already computed.
-The backward pass only delivers each of them once. So a data-parallel wrapper synchronizes once, and needs neither
+The backward pass only delivers each gradient once. So a data-parallel wrapper synchronizes once, and needs neither
 `no_sync` nor an accumulation boundary. With several workers, the backward pass of the smallest chunk is left to the
 wrapper, which reduces gradients while that pass computes others. A cached step equals an uncached step over the same
 chunks, dropout included: both sample the masks of each chunk from the same generators."""
@@ -59,9 +59,9 @@ class _Chunk:
 
     tokens: TokenBatch
     side: Side
-    state: DropoutState = field(init=False)  # dropout state before its first pass; not set if its activations are kept
+    state: DropoutState = field(init=False)  # dropout state before the first pass; not set if activations are kept
     embeddings: Tensor | None = None  # embeddings with their activations, until they are differentiated
-    gradient: Tensor = field(init=False)  # gradient of the loss by its embeddings
+    gradient: Tensor = field(init=False)  # gradient of the loss with respect to the embeddings
 
 
 def cached_loss(
@@ -80,13 +80,13 @@ def cached_loss(
     Args:
         texts: texts of each chunk.
         encode: computes the embeddings of one chunk, `[texts, dim]` in float32.
-        precision: autocast context of `encode`. It is entered once a pass, so that weights are cast once a pass.
+        precision: autocast context of `encode`. Each pass enters it once, so that each pass casts the weights once.
         reduce: computes the loss from the embeddings of all chunks, in their order.
         encoder: trained parameters that `encode` uses.
         loss: trained parameters that `reduce` uses.
         vote: vote of the workers on whether one ran out of memory; None if chunks communicate (FSDP2). Then each chunk
             has its own backward pass, which adds its gradients to the parameters.
-        keep: number of last chunks that are encoded once, with their activations kept until backward; at least 1.
+        keep: number of last chunks that are encoded only once: their activations are kept until backward; at least 1.
         leaves_chunk: leave the backward pass of the smallest chunk to the backward pass of the result. A wrapper can
             then reduce the gradients that are complete while it computes the others.
 
@@ -114,7 +114,7 @@ def cached_loss(
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
     for chunk, gradient in zip(chunks, by_embedding.split([texts_of(chunk.tokens) for chunk in chunks]), strict=True):
         chunk.gradient = gradient
-    # The chunk to leave is the smallest. Its backward pass comes after the vote, and fits because larger chunks did.
+    # The smallest chunk is left for the backward pass of the result. It fits into memory, as larger chunks have fitted.
     left = min(chunks, key=lambda chunk: tokens_of(chunk.tokens)) if leaves_chunk else None
     total = None if vote is None else _Total(encoder)
 
@@ -184,11 +184,11 @@ class _Total:
                 others.append(of_chunk)
             self._chunks[index] += 1
         if totals:
-            torch._foreach_add_(totals, others)  # one launch for many parameters
+            torch._foreach_add_(totals, others)  # one kernel launch for many parameters
 
 
 def _deliver(value: Tensor, known: Iterable[tuple[Any, Tensor | None]]) -> Tensor:
-    """Return `value` as a function of some tensors, whose gradients are already known."""
+    """Return `value` as a function of the `known` tensors, so that backward delivers their gradients."""
     existing = [(tensor, gradient) for tensor, gradient in known if gradient is not None]
     delivered: Tensor = _Delivery.apply(
         value.detach(), [gradient for _, gradient in existing], *(tensor for tensor, _ in existing)

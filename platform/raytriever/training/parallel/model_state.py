@@ -2,7 +2,7 @@
 
 A slice is a range of values of one flattened tensor. A weight is stored under its NAME in the module, its moments in
 AdamW under `NAME:exp_avg` and `NAME:exp_avg_sq`, and its step count under `NAME:step`. Slices do not depend on the
-strategy or the number of workers, so any strategy reads the state of any other.
+strategy or the number of workers, so every strategy can read the state of every other.
 
 Frozen weights have no slices. They do not change, so a run reads them again from the model that it trains. A checkpoint
 has only their digest."""
@@ -21,7 +21,7 @@ from raytriever.models.checkpoint_model import CHECKPOINT, OTHER_OUTPUT, Slice, 
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 STEP = "step"
-SAME_RUN = f"give the model, settings and data that made the checkpoint, or another {setting('output')}"
+SAME_RUN = f"give the model, settings and data of the checkpoint, or start a new run with another {setting('output')}"
 
 
 def slices_of(
@@ -60,7 +60,7 @@ def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.P
         if kinds not in (set(), {""}, {"", STEP, *ADAMW_STATE}):
             optimizer_state = ", ".join(sorted(kinds - {""}))
             raise StorageError(
-                f"{name} has the moments {optimizer_state}, expected all or none", CHECKPOINT, OTHER_OUTPUT
+                f"{name} has the moments {optimizer_state}, but must have all or none", CHECKPOINT, OTHER_OUTPUT
             )
 
 
@@ -88,7 +88,7 @@ def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: to
 
 
 def device_of_steps(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
-    """Return the device of AdamW's step count: the parameter's if AdamW is fused or capturable, else the CPU."""
+    """Return the device of AdamW's step count: the parameter's device if AdamW is fused or capturable, else CPU."""
     is_next_to_it = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
     return parameter.device if is_next_to_it else torch.device("cpu")
 
@@ -106,7 +106,7 @@ def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | Non
 
 @torch.no_grad()
 def frozen_digest(module: nn.Module) -> str | None:
-    """Return 16 digits of the SHA-256 of all frozen weights; None if there are none.
+    """Return 16 hexadecimal digits of the SHA-256 of all frozen weights; None if no weight is frozen.
 
     Weights are rounded to bf16 first, so that the digest does not depend on their type."""
     digest = sha256()
@@ -119,7 +119,7 @@ def frozen_digest(module: nn.Module) -> str | None:
 
 @contextmanager
 def gathered(parameter: nn.Parameter) -> Iterator[Tensor]:
-    """Gather a parameter that ZeRO-3 has sharded, for the block; all workers call it."""
+    """Within the `with` block, gather a parameter that ZeRO-3 has sharded. All workers call this."""
     if parameter.shape == shape_of(parameter):
         yield parameter.detach()
         return

@@ -22,7 +22,7 @@ from raytriever.training.parallel.out_of_memory import Vote
 
 
 def level(texts: Buckets, vote: Vote) -> Buckets:
-    """Repeat the first chunk until all workers have the same number of chunks; all workers call it.
+    """Repeat the first chunk until all workers have the same number of chunks. All workers call this function.
 
     The first chunk has the shortest texts. `indices` leaves the repetitions out, so they have no effect on the loss."""
     chunks = len(texts.buckets)
@@ -30,7 +30,7 @@ def level(texts: Buckets, vote: Vote) -> Buckets:
 
 
 class Objective(nn.Module):
-    """Module that computes the loss of the global batch from one worker's local batch of it.
+    """Module that computes the loss of the global batch from one worker's local batch.
 
     Args:
         retriever: the encoder that is trained.
@@ -43,7 +43,7 @@ class Objective(nn.Module):
 
     Attributes:
         chunks_communicate: each chunk gathers weights and reduces gradients itself (FSDP2). Then all workers encode the
-            same number of chunks, and with gradient caching each chunk has its own backward pass. If a worker runs out
+            same number of chunks, and each chunk has its own backward pass in gradient caching. If a worker runs out
             of memory, all are restarted, because the others wait for it within a chunk.
         leaves_chunk: gradient caching leaves the backward pass of its smallest chunk to the backward pass of the loss
             (DDP).
@@ -88,7 +88,7 @@ class Objective(nn.Module):
             _trained(self.retriever),
             _trained(self.loss),
             None if self.chunks_communicate else self._vote,
-            # Chunks that communicate must run in the same order on all workers, so all workers keep the same number.
+            # Chunks that communicate run in the same order on all workers, so each keeps one chunk's activations.
             1 if self.chunks_communicate else count_kept(chunks, batch.chunk),
             self.leaves_chunk,
         )

@@ -36,7 +36,7 @@ class Vote:
         self._workers = workers
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which calls no collective. All workers raise `OutOfMemory` if one runs out."""
+        """Run `work`, which calls no collective. All workers raise `OutOfMemory` if one of them runs out of memory."""
         results: list[T] = []
         reason = "another worker ran out of memory"
         try:
@@ -50,7 +50,7 @@ class Vote:
         return results[0]
 
     def maximum(self, number: int) -> int:
-        """Return the maximum of a number over all workers; all workers call it, and none waits for its GPU."""
+        """Return the maximum of a number over all workers. All workers call this, and no worker waits for its GPU."""
         return int(self._workers.all_reduce(torch.tensor([number], dtype=torch.int32), "max"))
 
 

@@ -33,17 +33,17 @@ class TrainingError(UserError):
 
 
 class NotFiniteError(TrainingError):
-    """The loss or the gradient of a step is not finite."""
+    """The loss or the gradient of a step is NaN or infinite."""
 
 
 class Strategy(ABC):
     """Data-parallel training of one model; all workers make every call in the same order.
 
-    Unless a subclass shards them, every worker has a full copy of the model and of the optimizer's state.
+    Every worker has a full copy of the model and of the optimizer's state, unless a subclass shards them.
 
     Args:
         objective: module on `device`, the same on every worker.
-        optimizer: optimizer of its trained parameters, without state.
+        optimizer: optimizer of the objective's trained parameters; it has no state yet.
         max_grad_norm: gradients with a larger norm are scaled down to this norm.
     """
 
@@ -58,7 +58,7 @@ class Strategy(ABC):
         self._objective, self._optimizer, self._workers = objective, optimizer, workers
         self._device, self._max_grad_norm = device, max_grad_norm
         self._norm = torch.zeros((), device=device)
-        # Becomes 1 at the first step that is not finite. Later steps then change no weight, even if they are finite.
+        # Becomes 1 at the first step whose loss or gradient is NaN or infinite. After that, no step changes a weight.
         self._has_failed = torch.zeros((), device=device)
 
     @abstractmethod
@@ -71,11 +71,11 @@ class Strategy(ABC):
         self._norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def step(self, value: Tensor, number: int) -> Tensor:
-        """Update the weights, and return the norm of the gradient before clipping, which a GPU may still compute.
+        """Update the weights, and return the norm of the gradient before clipping. A GPU may still be computing it.
 
-        If the loss `value` or the gradient is not finite, the step changes no parameter and raises `NotFiniteError`. To
-        check this, the CPU waits for the GPU, unless the optimizer reads a flag on the device (`found_inf` of fused
-        AdamW). Then this step and all later ones change no parameter, and `StepLines` raises the error afterwards."""
+        If the loss `value` or the gradient is NaN or infinite, the step changes no parameter and raises
+        `NotFiniteError`. For this check, the CPU waits for the GPU. It does not wait if the optimizer reads a flag on
+        the GPU (`found_inf` of fused AdamW). Then no step changes a parameter, and `StepLines` raises the error."""
         norm = self._norm
         try:
             if getattr(self._optimizer, "_step_supports_amp_scaling", False):
@@ -90,8 +90,8 @@ class Strategy(ABC):
         return norm
 
     def abandon(self) -> bool:
-        """Discard the partial results of a step that ran out of memory, which has changed no weight; return whether it
-        can be repeated in this process."""
+        """Discard the partial results of a step that ran out of memory before it changed a weight. Return True if the
+        step can be repeated in this process."""
         self._optimizer.zero_grad(set_to_none=True)
         for parameter, state in list(self._optimizer.state.items()):
             if not {STEP, *ADAMW_STATE} <= state.keys():  # memory ran out before all moments were allocated
@@ -147,7 +147,7 @@ class Replicas(Strategy):
 
 
 class HostValues:
-    """Scalars of a device; the constructor starts one copy of all of them to the CPU."""
+    """Scalars on a device. The constructor starts to copy them all to the CPU in one transfer."""
 
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:
         self._names = list(scalars)
@@ -155,7 +155,7 @@ class HostValues:
         self._copy = HostCopy(values)
 
     def read(self) -> dict[str, float]:
-        """Return the numbers; waits until the device has computed them."""
+        """Wait until the device has computed the numbers. Return them by name."""
         return dict(zip(self._names, self._copy.read().tolist(), strict=True))
 
 

@@ -43,7 +43,7 @@ CASES = of_area(
     tracking("a tracking server that does not answer", "http://127.0.0.1:9", "MLflow does not answer"),
     tracking("a tracking server of no known name", "http://no-such-host.invalid", "MLflow does not answer"),
     tracking("a tracking address of no known scheme", "carrier-pigeon://coop", "unknown scheme"),
-    tracking("a tracking address of a port too high", "http://127.0.0.1:99999", "is no address"),
+    tracking("a tracking address of a port too high", "http://127.0.0.1:99999", "is not a valid address"),
     tracking("a tracking database that is a folder", "sqlite:///{here}/letters", "is a folder"),
     tracking("a tracking database of garbage", "sqlite:///{here}/letters/corpus.jsonl", "is not an SQLite database"),
     *[
@@ -57,7 +57,7 @@ CASES = of_area(
     cache("a cache that is a file", "letters/corpus.jsonl", "a part of the path is a file"),
     cache("a cache within a file", "letters/corpus.jsonl/cache", "a part of the path is a file"),
     cache("a cache of 300 letters", "n" * 300, "the name is too long"),
-    cache("a cache that links to itself", "circle", "symbolic links lead in a circle", link("circle", "circle")),
+    cache("a cache that links to itself", "circle", "symbolic links form a loop", link("circle", "circle")),
     Case("a home that does not exist", SEARCH, env={"HOME": "/nowhere", "RAYTRIEVER_CACHE": "{here}/cache"}, code=0),
     Case(
         "a home that may not be written",

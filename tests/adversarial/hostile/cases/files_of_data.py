@@ -127,14 +127,14 @@ CASES = of_area(
     Case(
         "a PDF file that takes ten minutes to read",
         "import papers --model model --output out",
-        "papers/a.pdf: none of its 1 files has text that can be read; a.pdf takes longer than 32 s to read",
+        "papers/a.pdf: none of the 1 files has text that can be read; a.pdf takes longer than 32 s to read",
         (endless("papers/a.pdf"),),
         seconds=150.0,
     ),
     Case(
         "PDF files that are cut off",
         "import papers --model model --output out",
-        "none of its 2 files has text that can be read; a.pdf is broken",
+        "none of the 2 files has text that can be read; a.pdf is broken",
         (write("papers/a.pdf", b"%PDF-1.7\nxref"), write("papers/b.pdf", b"PK")),
     ),
 )

@@ -99,7 +99,7 @@ CASES = of_area(
     Case(
         "a run that links to itself",
         "compare circle --output page.html",
-        "'circle' is neither a directory nor an MLflow run",
+        "'circle' is neither a directory nor an id or filter of MLflow runs",
         (link("circle", "circle"),),
     ),
     Case(

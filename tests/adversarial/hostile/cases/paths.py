@@ -9,7 +9,7 @@ LONG = "n" * 300
 DEEP = "/".join(["deep" * 50] * 30)
 LETTERS = "--dataset letters --model model"
 TOO_LONG = "name is too long"
-CIRCLE = "in a circle"
+CIRCLE = "form a loop"
 PIPE = "is a pipe, a socket or a device"
 # How each stage writes, and reads data and models: the words around the path.
 WRITES = {
@@ -135,7 +135,7 @@ CASES = of_area(
         forbidden(f"{what} that may not be written", words, "shut", 0o555, folder("shut"))
         for what, words in SHUT.items()
     ],
-    prepared("an output that is there already", "is there already", words="--output letters"),
+    prepared("an output that exists already", "already exists", words="--output letters"),
     Case("a folder of other things as output", f"train {LETTERS} --output letters", "holds no run"),
     Case("no output with the home's sign", "export --model '~/no such model' --output out", "no such directory"),
     Case(

@@ -33,7 +33,7 @@ FLAGS = {
     "study": "study 'X.yaml' --output out",
     "annotate": "annotate --dataset letters --llm x --base-url 'X' --output out",
 }
-REFUSED = "leave it out, and set it in the environment"
+REFUSED = "put the secret into an environment variable"
 
 CASES = of_area(
     "secrecy",
@@ -94,7 +94,7 @@ CASES = of_area(
     Case(
         "a service's key",
         "annotate --dataset letters --llm x --base-url http://127.0.0.1:9/v1 --retries 0 --output out",
-        "http://127.0.0.1:9/v1: gives no answer: no connection",
+        "http://127.0.0.1:9/v1: gives no usable answer: no connection",
         env={"OPENAI_API_KEY": CANARY},
     ),
     Case(

@@ -191,7 +191,7 @@ def test_a_document_that_cannot_be_read_is_one_line(name: str, raw: bytes | str,
 @pytest.mark.parametrize(
     ("pages", "password", "reason"),
     [
-        (["hidden"], "secret", "a.pdf: is encrypted; save a copy without password (`qpdf --decrypt`)"),
+        (["hidden"], "secret", "a.pdf: is encrypted; save a copy without a password (`qpdf --decrypt`)"),
         (["", ""], None, "a.pdf: has no text: it is scanned, or empty; recognize its text first (`ocrmypdf`)"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_slide_with_a_title_alone_has_its_title_as_text() -> None:
         (
             "a.pptx",
             bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600),
-            "a.pptx: is encrypted, or a file of Office 2003 or earlier; save a copy as .pptx without password",
+            "a.pptx: is encrypted, or a file of Office 2003 or earlier; save a copy as .pptx without a password",
         ),
         ("a.docx", with_part(word_file(), "word/document.xml", None), "a.docx: is broken ("),
         ("a.docx", with_part(word_file(), "word/document.xml", b"<a><b></a>"), "a.docx: is broken (ExpatError: "),

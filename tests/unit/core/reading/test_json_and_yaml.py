@@ -171,7 +171,7 @@ def test_what_the_disk_refuses_names_the_file(tmp_path: Path, read: Callable[[Pa
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     with pytest.raises(StorageError, match=f"^{tmp_path}/a: a folder is in the way; give the path of a file$"):
         read(tmp_path / "a")
-    with pytest.raises(StorageError, match=f"^{tmp_path}/circle: symbolic links lead in a circle"):
+    with pytest.raises(StorageError, match=f"^{tmp_path}/circle: symbolic links form a loop"):
         read(tmp_path / "circle")
 
 

@@ -131,7 +131,7 @@ def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path, m
     with pytest.raises(StorageError) as error:
         check_disk(tmp_path / "a" / "b", 3_400_000_000, "the embeddings")
     assert str(error.value) == (
-        f"{tmp_path}/a/b: the embeddings need 3.4 GB, and 2.5 MB is free; free some space or write to another disk"
+        f"{tmp_path}/a/b: the embeddings need 3.4 GB, but only 2.5 MB is free; free some space or write to another disk"
     )
     assert not any(tmp_path.iterdir())
 
@@ -148,7 +148,7 @@ def test_a_memory_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(StorageError) as error:
         check_memory(10**9 + 1, "the structures of the index", "use --index ivfpq")
     assert str(error.value) == (
-        "the memory: the structures of the index need 1.0 GB, and 1.0 GB is free; "
+        "the memory: the structures of the index need 1.0 GB, but only 1.0 GB is free; "
         "end other programs, or use --index ivfpq"
     )
 

@@ -209,7 +209,7 @@ def test_a_full_store_is_one_that_answers(
     with object_store(tmp_path / "store", "-volume.max=1", "-master.volumeSizeLimitMB=1") as full:
         full.use(monkeypatch)
         with pytest.raises(
-            _ReportedError, match=r"^s3://bucket: the store answers with an error, as a full one does \("
+            _ReportedError, match=r"^s3://bucket: the store answers with an error, as a full store does \("
         ):
             fill()
         monkeypatch.setattr(object_stores, "PATIENCE_SECONDS", 0.0)

@@ -272,7 +272,7 @@ def test_a_lock_by_file_of_a_dead_process_is_named_with_its_remedy(
     for pid, started in ((int(gone.stdout), 7), (os.getpid(), 1)):
         file = write_record(tmp_path / "mine", host=socket.gethostname(), pid=pid, started=started)
         assert owner_of(tmp_path / "mine") is None
-        with pytest.raises(InUseError, match=rf"pid {pid}, since .*; it has ended there: remove {file}$"):
+        with pytest.raises(InUseError, match=rf"pid {pid}, since .*; that process has ended: remove {file}$"):
             acquire(tmp_path / "mine", wait=wait)
         file.unlink()
     acquire(tmp_path / "mine").release()
@@ -289,14 +289,14 @@ def test_a_lock_of_another_host_is_named_with_what_to_do(
     with pytest.raises(InUseError) as caught:
         acquire(tmp_path / "mine", remedy="wait for it with --wait")
     assert "in use by 'raytriever train' on host elsewhere, pid 123, since " in str(caught.value)
-    assert str(caught.value).endswith(f" (3 min); wait for it with --wait; if it has ended there, remove {file}")
+    assert str(caught.value).endswith(f" (3 min); wait for it with --wait; if that process has ended, remove {file}")
 
 
 def test_a_lock_file_without_an_owner_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process was killed before it wrote the file."""
     without_locks(monkeypatch, errno.ENOLCK)
     lock_file_of(tmp_path / "mine").touch()
-    with pytest.raises(InUseError, match=r"; wait for it; if no command writes it, remove .*/\.mine\.lock$"):
+    with pytest.raises(InUseError, match=r"; wait for it; if no command writes to this path, remove .*/\.mine\.lock$"):
         acquire(tmp_path / "mine")
 
 

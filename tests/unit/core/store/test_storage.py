@@ -118,16 +118,16 @@ def test_a_folder_that_is_made_survives_a_crash_of_the_machine(tmp_path: Path, m
 
 def test_links_in_a_circle_above_a_folder_are_named(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(StorageError, match=f"^{tmp_path}/circle: symbolic links lead in a circle"):
+    with pytest.raises(StorageError, match=f"^{tmp_path}/circle: symbolic links form a loop"):
         commit(tmp_path / "circle" / "run", "one")
 
 
 def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         commit(tmp_path / "run", "second", during=lambda: commit(tmp_path / "run", "first"))
     assert read_manifest(tmp_path / "run")["meta"] == {"by": "first"}
     assert entries(tmp_path) == ["run"]
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         commit(tmp_path / "run", "third")
 
 
@@ -135,7 +135,7 @@ def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda file: file.unlink(), "is missing, though"),
-        (lambda file: file.write_text("on"), "is incomplete: 2 bytes of 3"),
+        (lambda file: file.write_text("on"), "has 2 bytes instead of 3"),
         (lambda file: file.write_text("two"), "has changed: its SHA-256"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_manifest_names_only_files_within(tmp_path: Path, name: str) -> None:
     manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
     manifest["files"][name] = {"size": 1, "sha256": "0" * 64}
     (tmp_path / "run" / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(StorageError, match="outside of it; make the directory again"):
+    with pytest.raises(StorageError, match="outside of its directory; make the directory again"):
         read_manifest(tmp_path / "run")
 
 

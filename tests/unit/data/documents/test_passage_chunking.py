@@ -113,10 +113,10 @@ def test_documents_of_site_generators_are_read_and_others_are_named(tmp_path: Pa
     reasons = {
         ".git": "is hidden; rename it, or import it by itself",
         ".hidden.md": "is hidden; rename it, or import it by itself",
-        "_site": "is a site generator's; rename it, or import it by itself",
-        "d.doc": "is a word processor's, which is not read; save it as .docx",
+        "_site": "belongs to a site generator; rename it, or import it by itself",
+        "d.doc": "is a text of a word processor, which cannot be read; save it as .docx",
         "~$d.docx": "is a lock file of Office; close the document",
-        "old/c.rst": "is reStructuredText, which is not read; convert it to Markdown, for example with pandoc",
+        "old/c.rst": "is reStructuredText, which cannot be read; convert it to Markdown, for example with pandoc",
     }
     files = ["_index.md", "_posts/2024-01-01-a.markdown", "b.mdx", "d.doc", "old/c.rst"]
     assert listed(tmp_path) == (files, reasons)

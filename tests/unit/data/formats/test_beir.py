@@ -72,8 +72,8 @@ def test_source_and_rank_of_judgements(tmp_path: Path, read, write) -> None:
     ]
     assert result.bad == [
         "3 columns, not 5 separated by tabs",
-        "source 'gpt' is none of human, llm",
-        "rank '-1' is not a whole number from 0",
+        "source 'gpt' is not one of human, llm",
+        "rank '-1' is not a whole number of at least 0",
     ]
 
 

@@ -110,7 +110,7 @@ def test_a_folder_that_is_not_whole_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no queries\.tsv; it has collection\.tsv, qrels\.tsv; add it, with t"):
         recognize(Source.open(tmp_path))
     folder(tmp_path, triples=triples(1), qrels=QRELS)
-    with pytest.raises(DataError, match=r"triples\.tsv: has texts, but next to a collection it must have ids"):
+    with pytest.raises(DataError, match=r"triples\.tsv: has texts, but triples next to a collection must be ids"):
         recognize(Source.open(tmp_path))
 
 
@@ -122,7 +122,7 @@ def test_triples_that_name_no_split_are_divided(tmp_path: Path) -> None:
     (tmp_path / "mined.tsv").write_text(triples(40))
     plan = recognize(Source.open(tmp_path), config=SplitConfig(test_fraction=0.2, dev_fraction=0.0))
     assert plan.note.startswith(
-        "mined.tsv is read as query<TAB>positive<TAB>negative, since its first row is no header"
+        "mined.tsv is read as query<TAB>positive<TAB>negative, because its first row is not a header"
     )
     assert "; of its queries train has 32, dev has 0, test has 8, by their digest" in plan.note
     dataset = open_all_splits(tmp_path, max_bad_rows=0)

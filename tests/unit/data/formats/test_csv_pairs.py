@@ -65,7 +65,7 @@ def test_a_column_or_the_names_of_files_say_the_split(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("split,query,passage\ntrain,a,A\nvalidation,b,B\n../x,c,C\n")
     dataset = open_all_splits(tmp_path / "a.csv", max_bad_rows=0.5)
     assert sorted(dataset.judgements) == ["dev", "train"]
-    assert dataset.quarantine.entries[0]["reason"].startswith("split '../x' is no name")
+    assert dataset.quarantine.entries[0]["reason"].startswith("split '../x' is not a name")
     folder = tmp_path / "set"
     folder.mkdir()
     for name in ("train", "test"):
@@ -115,7 +115,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
         (b"Frage,Antwort\na,A\n", "query=Frge,passage=Antwort", "has no column 'Frge'; it has Frage, Antwort; did you"),
         (b"query,passage\na,A\nb,B\n", "", "has 2 different queries, too few to divide into train, dev and test"),
         (b"query,passage\n", "", "has no rows; give rows below the header"),
-        (b"query,passage\na,\xe9\n", "", "is no CSV file in UTF-8 (byte 0xe9 in line 2); save it again as UTF-8"),
+        (b"query,passage\na,\xe9\n", "", "is not a CSV file in UTF-8 (byte 0xe9 in line 2); save it again as UTF-8"),
         (b'query,passage\n"a,A\n', "", "faq.csv line 2: cannot be read as CSV (unexpected end of data)"),
         (b" \n", "", "the file is empty; give a header"),
     ],
@@ -207,11 +207,11 @@ def test_headers_over_lines_and_separator_lines(tmp_path: Path) -> None:
         (b"\n\n", "a.csv: the file is empty"),
         (
             "query,passage\na,A\n".encode("utf-16"),
-            "is no CSV file in UTF-8 (byte 0xff in line 1); save it again as UTF-8",
+            "is not a CSV file in UTF-8 (byte 0xff in line 1); save it again as UTF-8",
         ),
         (
             "query,passage\na,Ä\n".encode("latin-1"),
-            "is no CSV file in UTF-8 (byte 0xc4 in line 2); save it again as UTF",
+            "is not a CSV file in UTF-8 (byte 0xc4 in line 2); save it again as UTF",
         ),
     ],
 )

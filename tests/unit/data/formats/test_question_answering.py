@@ -93,7 +93,7 @@ def test_a_data_set_of_llama_index(tmp_path: Path, read, indent: int | None) -> 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"relevant_docs": {"a": ["1"]}}, "\"relevant_docs\" has no passage of the query 'b'"),
+        ({"relevant_docs": {"a": ["1"]}}, "\"relevant_docs\" names no passage for the query 'b'"),
         ({"relevant_docs": {"a": ["1"], "b": ["2"], "c": ["1"]}}, "the id 'c' has no text"),
         ({"relevant_docs": {"a": ["1"], "b": "2"}}, '"relevant_docs" is str, not a list'),
         ({"corpus": {"1": CONTEXT, "2": None}}, "the id '2' has no text"),

@@ -99,8 +99,8 @@ def test_a_part_alone_is_reported(read, write) -> None:
         ({"query_id": None}, '"query_id" is NoneType, not a string'),
         ({"negative_passages": [{"docid": [], "text": "x"}]}, '"docid" is list, not a string'),
         ({"negative_passages": [{"docid": "0", "text": "x", "score": "high"}]}, '"score" is str, not a number'),
-        ({"positive_passages": [{"text": "x", "source": "gpt"}]}, "source 'gpt' is none of human, llm"),
-        ({"negative_passages": [{"text": "x", "origin": []}]}, "origin '[]' is none of gold, bm25"),
+        ({"positive_passages": [{"text": "x", "source": "gpt"}]}, "source 'gpt' is not one of human, llm"),
+        ({"negative_passages": [{"text": "x", "origin": []}]}, "origin '[]' is not one of gold, bm25"),
     ],
 )
 def test_a_bad_row_adds_nothing(read, write, change: dict[str, object], reason: str) -> None:
@@ -114,8 +114,8 @@ def test_a_bad_row_adds_nothing(read, write, change: dict[str, object], reason: 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"negative_scores": [1.0]}, '"negative_scores" has 1 scores for 2 in "negative_document_ids"'),
-        ({"positive_sources": ["llm"]}, '"positive_sources" has 1 for 2 in "positive_document_ids"'),
+        ({"negative_scores": [1.0]}, '"negative_scores" has 1 scores for 2 values in "negative_document_ids"'),
+        ({"positive_sources": ["llm"]}, '"positive_sources" has 1 values for 2 in "positive_document_ids"'),
         ({"positive_document_ids": [None]}, '"positive_document_ids[0]" is NoneType, not a string'),
         ({"negative_document_ids": "c"}, '"negative_document_ids" is str, not a list'),
     ],
@@ -241,13 +241,13 @@ def test_numbers_as_the_hub_has_them(read, write) -> None:
     assert (result.plan.format, result.splits) == ("pairs", ("dev",))
     assert (len(result.records.judgements), len(result.records.negatives)) == (1, 1)
     assert result.records.judgements[0].split == "dev"
-    assert result.bad == ["label '-1' is none of entailment, neutral, contradiction or 0, 1, 2"]
+    assert result.bad == ["label '-1' is not one of entailment, neutral, contradiction or 0, 1, 2"]
 
 
 @pytest.mark.parametrize("split", ["../../x", "/x", "..", "a" * 200, "a\x00"])
 def test_a_split_is_a_name_and_no_path(read, write, split: str) -> None:
     result = read(write("pairs.jsonl", [ROWS[0] | {"split": split}, ROWS[0]]))
-    assert result.bad == [f"split {split[:20]!r} is no name; use letters, digits, '_', '.' and '-'"]
+    assert result.bad == [f"split {split[:20]!r} is not a name; use letters, digits, '_', '.' and '-'"]
     assert {row.split for row in result.records.judgements} == {"dev"}
 
 
@@ -297,7 +297,7 @@ def test_scored_pairs(read, write, columns: tuple[str, str, str], score: str) ->
     assert [(text, origin) for _, text, origin, _ in result.negatives()] == [("text 1", "gold"), ("text 3", "gold")]
     assert [row.score for row in result.records.negatives] == [0.49, 0.0]
     assert [row.rank for row in result.records.judgements] == [0] * 6
-    message = "neither a grade from 0 nor within 0 and 1: divide by its largest"
+    message = "neither a grade (0, 1, ...) nor in [0, 1]: divide by the largest"
     assert result.bad == [
         f'"{score}" is -1, {message}',
         f'"{score}" is 4.2, {message}',

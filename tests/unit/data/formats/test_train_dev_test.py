@@ -73,7 +73,7 @@ def test_another_share_is_another_data_set(tmp_path: Path) -> None:
 
 def test_fractions_that_cannot_be_used(tmp_path: Path) -> None:
     path, questions = csv_file(tmp_path / "faq.csv", ROWS), csv_file(tmp_path / "t.csv", [("t?", "a", "")])
-    with pytest.raises(ConfigError, match="are more than all questions"):
+    with pytest.raises(ConfigError, match="have a sum above 1"):
         opened(path, test_fraction=0.6, dev_fraction=0.5)
     with pytest.raises(ConfigError, match="no effect with test_questions; leave out one"):
         opened(path, test_fraction=0.2, test_questions=str(questions))

@@ -52,7 +52,7 @@ def test_temporary_failures_are_retried(serve: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("fault", "message", "asked"),
     [
-        ({"error": 1.0}, "gives no answer", 3),
+        ({"error": 1.0}, "gives no usable answer", 3),
         ({"busy": 1.0, "retry_after": 86400}, "asks to wait for 86,400 seconds", 1),
         ({"filters": "iron is harder"}, "status 400: blocked by the content filter", 1),
     ],
@@ -103,9 +103,9 @@ def test_addresses(serve: Callable[..., Any]) -> None:
     with pytest.raises(ServiceError, match=r"base_url: nothing answers at .* \(404\); correct the address, which"):
         chat(replace(QUICK, base_url=served.endpoint.removesuffix("/v1")))
     served.end()
-    with pytest.raises(ServiceError, match="gives no answer: no connection"):
+    with pytest.raises(ServiceError, match="gives no usable answer: no connection"):
         check(replace(QUICK, base_url=served.endpoint))
-    with pytest.raises(ServiceError, match="gives no answer: no connection"):
+    with pytest.raises(ServiceError, match="gives no usable answer: no connection"):
         check(replace(QUICK, base_url="http://no-such-host.invalid/v1"))
 
 
@@ -156,7 +156,7 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
         ("--output o --base-url ftp://host/v1", "base_url: is not a valid address; "),
         ("--output o --base-url http://host:99999/v1", "base_url: is not a valid address; "),
         ("--output o --base-url http://me:pw@host/v1", "base_url http://***@host/v1: there is a password in its "),
-        ("--output o --base-url http://host/v1?x=1", "base_url: contains more than host and path; store a key in "),
+        ("--output o --base-url http://host/v1?x=1", "base_url: contains more than host and path; remove the rest"),
         ("--output o --base-url http://host/v1", "llm: is missing; give the name of the model at the service"),
         (
             "{} --key-variable sk-proj-123",
@@ -164,7 +164,7 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
         ),
         (
             "{} --key-variable gsk_12345abc",
-            "key_variable: names an environment variable that is not set; export the variable, or name another one",
+            "key_variable: names an environment variable that is not set or empty; export the variable, or",
         ),
         ("{} --budget 5", "budget: needs the prices of tokens; give price_in, or budget_tokens"),
         ("{} --candidates ,", "candidates: is empty; give bm25, dense or the path of a run"),
@@ -183,7 +183,7 @@ def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None
 def test_a_key_that_cannot_be_sent(error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nX-More: 1")
     line = error_line("--output", "o", "--base-url", "http://127.0.0.1:9/v1", "--llm", "judge")
-    assert line == "key_variable: names a variable whose value is not a valid key; set it to the key alone"
+    assert line == "key_variable: names a variable whose value is not a valid key; set this variable to the key alone"
 
 
 def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
@@ -193,11 +193,11 @@ def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics:
     assert line.startswith("candidates none.trec: no such file; ")
     run_file = topics / "run.trec"
     for text, wrong in (
-        ("q1 Q0 d1-1 1 0.5\n", ":1: is no line of a run; a line is `query Q0 document rank score tag`"),
-        ("q1 Q0 d1-1 1 nan x\n", ":1: score 'nan' is no finite number; "),
+        ("q1 Q0 d1-1 1 0.5\n", ":1: is not a line of a run; write lines `query Q0 document rank score tag`"),
+        ("q1 Q0 d1-1 1 nan x\n", ":1: score 'nan' is not a finite number; "),
         ("\nq1 Q0 d99-1 1 0.5 x\n", ":2: unknown document id 'd99-1'; give a run over topics"),
         ("q99 Q0 d1-1 1 0.5 x\n", ": has none of the 24 queries; give a run over topics"),
-        ("q\xff Q0 d1-1 1 0.5 x\n", ":1: is no line of a run; "),
+        ("q\xff Q0 d1-1 1 0.5 x\n", ":1: is not a line of a run; "),
     ):
         run_file.write_bytes(text.encode("latin-1"))
         assert error_line(*words, topics, "--candidates", run_file).startswith(f"{run_file}{wrong}")
@@ -235,7 +235,7 @@ def test_permanent_failure_stops_the_job_and_keeps_paid_answers(
     assert run("annotate", [*words, "--base-url", broken.endpoint]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].endswith(
-        "gives no answer: status 500; check base_url and the service, then run the same command again"
+        "gives no usable answer: status 500; check base_url and the service, then run the same command again"
     )
     assert " queries are annotated. Their answers are kept in " in lines[-2]
     assert not Path("o").exists()

@@ -126,7 +126,7 @@ def test_a_run_file_has_the_metrics_of_the_system_that_wrote_it(
     [
         ("q128 Q0 nobody 1 0.5 tag\n", "few.trec:1: unknown document id 'nobody'; give a run over letters"),
         ("who Q0 d1 1 0.5 tag\n", "has none of the 160 queries; give a run over letters"),
-        ("q128 Q0 d1 1 tag\n", "few.trec:1: is no line of a run; a line is `query Q0 document rank score tag`"),
+        ("q128 Q0 d1 1 tag\n", "few.trec:1: is not a line of a run; write lines `query Q0 document rank score tag`"),
         ("q128 Q0 d1 1 0 tag\nq128 Q0 d2 2 0 tag\n", "has equal scores for all documents of each query, so"),
     ],
 )
@@ -170,7 +170,7 @@ def test_vectors_of_other_lengths_are_compared_as_asked(
     queries = np.arange(20)
     dot = VectorSystem(dataset, folder)
     np.testing.assert_array_equal(dot.search(queries, 9)[1], embedded(dataset, stored).search(queries, 9)[1])
-    assert "have different lengths and are compared by dot; --similarity cosine" in dot.notes()[0]
+    assert "do not all have unit length and are compared by dot; --similarity cosine" in dot.notes()[0]
     cosine = VectorSystem(dataset, folder, "cosine").search(queries, 9)
     np.testing.assert_allclose(cosine[0], embedded(dataset, vectors).search(queries, 9)[0], atol=2e-3)
 
@@ -209,10 +209,10 @@ def broken(folder: Path, **arrays: Any) -> Path:
         ({PASSAGES: np.full((3, 3), np.nan, np.float32)}, "embedding of 'd0' has a component that is not finite"),
         ({QUERIES: np.diag([1, np.inf, 1]).astype(np.float32)}, "embedding of 'q1' has a component that is not finite"),
         ({QUERIES: np.ones((3, 4), np.float32)}, "has passages of dimension 3 and queries of dimension 4"),
-        ({PASSAGES: np.ones((4, 3), np.float32)}, "has 4 rows, passages.ids.txt has 3 ids"),
+        ({PASSAGES: np.ones((4, 3), np.float32)}, "has 4 rows, but passages.ids.txt has 3 ids"),
         ({PASSAGES: np.ones((3, 3), np.int32)}, "holds values of type '<i4', expected float16 or float32 or float64"),
         ({"passages_ids": ["d0", "d1", "d0"]}, "has the id 'd0' twice"),
-        ({"queries_ids": ["x", "y", "z"]}, "has ids like 'x', but no queries of letters, such as 'q0'"),
+        ({"queries_ids": ["x", "y", "z"]}, "has ids like 'x', but no id of letters, such as 'q0'"),
     ],
 )
 def test_broken_vectors_are_one_line(
@@ -230,7 +230,7 @@ def test_a_folder_without_queries_and_rows_of_other_dims_are_one_line(tmp_path: 
         open_vectors(str(folder), QUERIES)
     rows = ({"id": "q0", "embedding": [1.0, 0.0]}, {"id": "q1", "embedding": [1.0]})
     (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match="the embedding of 'q1' has 1 components, others have 2"):
+    with pytest.raises(DataError, match="the embedding of 'q1' has 1 components, but others have 2"):
         open_vectors(str(folder), QUERIES)
     (folder / "queries.jsonl").write_text('{"id": "q0", "embedding": [1, "x"]}\n')
     with pytest.raises(DataError, match=r"queries.jsonl:1: is not a row"):

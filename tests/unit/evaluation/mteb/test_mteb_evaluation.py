@@ -203,11 +203,11 @@ def test_tasks_that_fail_leave_the_others(encoder: Path, tmp_path: Path) -> None
     assert "MISSING: FarAway: the data set nobody/no-such-data-set cannot be loaded" in done.stderr
     [report] = (tmp_path / "out" / "results" / "tiny").glob("*/Broken.error.txt")
     line = (
-        f"MISSING: Broken: the task failed in tiny (ZeroDivisionError: no pair is left); the traceback is in {report}"
+        f"MISSING: Broken: the task failed in tiny (ZeroDivisionError: no pair is left); see the traceback in {report}"
     )
     assert line in done.stderr.splitlines()
     assert "in _evaluate_subset" in report.read_text()
-    assert "error: no result of FarAway, Broken" in done.stderr.splitlines()[-1]
+    assert "error: there is no result of FarAway, Broken" in done.stderr.splitlines()[-1]
     assert "TinySimilarity main_score" in done.stdout
     assert "Traceback" not in done.stderr
 

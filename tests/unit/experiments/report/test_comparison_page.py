@@ -203,7 +203,7 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
     [
         (None, "", "holds no run; give a directory"),
         ("config.yaml", "loss: {}", "holds a run that is not finished"),
-        ("trials.json", "{}", "holds a sweep; give .*/best, its best trial, when it is finished"),
+        ("trials.json", "{}", "holds a sweep; give .*/best, the best trial, when the sweep ends"),
         ("metrics.json", '{"format": 1}', "evaluation: holds no results.json"),
         ("results.json", '{"models": {}}', "has no format number; this version reads format 3; evaluate again"),
     ],

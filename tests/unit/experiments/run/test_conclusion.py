@@ -50,7 +50,7 @@ def test_the_report_says_how_many_negatives_a_guide_masked(tmp_path: Path) -> No
     ]
     (guided / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert masking_lines([plain]) == []
-    assert masking_lines([plain, guided]) == ["The guide masked 2.00% of the negatives of a batch, at most 3.00%"]
+    assert masking_lines([plain, guided]) == ["The guide masked 2.00% of a batch's negatives on average, at most 3.00%"]
 
 
 QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}

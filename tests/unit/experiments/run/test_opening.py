@@ -132,7 +132,7 @@ def test_many_overlapping_queries_are_refused_unless_allowed(
     with pytest.raises(DataError, match=r"set: 8 of 40 queries of split 'test' \(20.0%\) .*; leave these queries out"):
         opened(tiny_encoder, dataset)
     line = (
-        "set: 8 of 40 queries of split 'test' (20.0%) are training queries too (same text but for case and white space)"
+        "set: 8 of 40 queries of split 'test' (20.0%) are training queries too (equal except for case and white space)"
     )
     assert opened(tiny_encoder, dataset, allow_split_overlap=True) == [line]
 

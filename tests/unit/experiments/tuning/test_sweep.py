@@ -149,7 +149,7 @@ def test_a_space_is_read_as_written() -> None:
         ("loss: {temperature: {low: 0.5}}", ": loss.temperature", "has no 'high'"),
         ("loss: {temperature: {low: 0.1, high: 0.5, step: 2}}", ": loss.temperature", "unknown key 'step'"),
         ("loss: {temperature: {low: 0.1, high: 0.5, scale: lg}}", ": loss.temperature", "unknown scale 'lg'"),
-        ("loss: {temperature: {low: 0.1, high: 0.5, grid: [1]}}", ": loss.temperature.grid", "1 is not between"),
+        ("loss: {temperature: {low: 0.1, high: 0.5, grid: [1]}}", ": loss.temperature.grid", "1 is out of range"),
         ("loss: {temperature: {low: 0.1, high: 0.5, grid: one}}", ": loss.temperature.grid", "holds 'one'"),
         ("loss: {temperature: {low: warm, high: 0.5}}", ": loss.temperature.low", "give a number"),
         (
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_opened_is_reported_with_a_remedy(tmp_path: Path) 
     (tmp_path / "circle.yaml").symlink_to("circle.yaml")
     for name, line in (
         (f"{'n' * 300}.yaml", "the name is too long; give a shorter name"),
-        ("circle.yaml", "symbolic links lead in a circle; remove the link or give another path"),
+        ("circle.yaml", "symbolic links form a loop; remove one of the links or give another path"),
         ("gone.yaml", "cannot be read (No such file or directory); give a YAML file"),
     ):
         with pytest.raises(UserError) as logged:

@@ -96,7 +96,7 @@ def test_few_embeddings_of_the_cache_are_not_waited_for(case: Case, monkeypatch:
 
 def test_a_directory_with_other_content_is_not_changed(case: Case) -> None:
     before = files(case.encode().path)
-    with pytest.raises(StorageError, match="does not hold these embeddings"):
+    with pytest.raises(StorageError, match="is not empty, and has no embeddings of"):
         case.encode(length=9)
     assert files(case.folder / "store") == before
 

@@ -177,7 +177,7 @@ def test_an_output_follows_its_data_set(
     other = corpus.write(TEXTS).rename(tmp_path / "letters")
     assert corpus.command(other, "whole") == 2
     assert corpus.command(corpus.write(NEW), "whole", "--passage-length", "9") == 2
-    assert capsys.readouterr().err.count("does not hold these embeddings; give another output") == 2
+    assert capsys.readouterr().err.count("by this encoder; give another output") == 2
     assert files(tmp_path / "whole") == before
 
 

@@ -184,20 +184,20 @@ def test_a_text_that_is_too_long_is_cut(serve: Callable[..., Served], capsys: py
 @pytest.mark.parametrize(
     ("flags", "settings", "line"),
     [
-        ({"key": KEY}, {}, "rejects the key (401: Incorrect API key provided: invalid_api_key); store a key in OPENAI"),
+        ({"key": KEY}, {}, "needs a key (401: Incorrect API key provided: invalid_api_key); store a key in OPENAI"),
         (
             {},
             {"key_variable": "NO_SUCH"},
-            "key_variable: names an environment variable that is not set; export the variable, or name another one",
+            "key_variable: names an environment variable that is not set or empty; export the variable, or",
         ),
         ({"model": "other"}, {}, "model: the service has no model 'judge' (The model `judge` does not exist."),
-        ({"busy": 1.0, "retry_after": 0}, {}, "gives no answer: status 429; check base_url and the service"),
+        ({"busy": 1.0, "retry_after": 0}, {}, "gives no usable answer: status 429; check base_url and the"),
         ({"busy": 1.0, "retry_after": 9999}, {}, "asks to wait for 9,999 seconds; run the same command again"),
-        ({"broken": "html"}, {}, "gives no answer: no embeddings; check base_url and the service"),
+        ({"broken": "html"}, {}, "gives no usable answer: no embeddings; check base_url and the service"),
         ({"broken": "fewer"}, {}, "answers with 2 vectors for 3 texts; use another service"),
         ({"broken": "ragged"}, {}, "components; use another service"),
         ({"broken": "nan"}, {}, "answers with a vector that is not finite, for the text 'c'"),
-        ({"broken": "widens"}, {}, "answers with 48 components, but answered with 24 before; if it has"),
+        ({"broken": "widens"}, {}, "answers with 48 components, but answered with 24 before; if its"),
         ({"filters": "bb"}, {}, "rejects the text 'bb' (status 400: blocked by the content filter); remove or change"),
         ({}, {"base_url": "localhost:8000"}, "base_url: is not a valid address; give one such as http://localhost"),
         ({}, {"budget": 1.0}, "budget: needs the prices of tokens; give price_in, or budget_tokens"),
@@ -250,10 +250,10 @@ def test_a_function_and_a_library_model_are_measured(tiny_encoder: Path, letters
 @pytest.mark.parametrize(
     ("encode", "line"),
     [
-        (3, "models: holds int; give names, paths, models, runs, encode(texts, side) or a SentenceTransformer"),
-        (lambda texts, side: [1.0], "mine: returns float64 [1] for 1 texts; return numbers, an array [texts, comp"),
-        (lambda texts, side: np.full((len(texts), 2), np.nan), "mine: returns NaN or infinity for the text 'dim'"),
-        (lambda texts, side: np.ones((len(texts), len(texts[0]))), "components, but returned 3 before; return one"),
+        (3, "models: an element has the type int; give names, paths, models, runs, functions encode(texts"),
+        (lambda texts, side: [1.0], "mine: returns float64 [1] for 1 texts; return an array of numbers, [texts, comp"),
+        (lambda texts, side: np.full((len(texts), 2), np.nan), "mine: returns NaN or infinity for 'dim'"),
+        (lambda texts, side: np.ones((len(texts), len(texts[0]))), "components, but returned 3 before; return as"),
     ],
 )
 def test_what_is_wrong_with_a_function_is_one_line(letters: Path, encode: Any, line: str) -> None:

@@ -115,7 +115,7 @@ def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
         Ivf.trained(SET.documents, 2_000, None, 0, 1)
     with pytest.raises(ConfigError, match=r"code_bytes: 5 does not divide the dimension 24; choose from 1, 2, 3, 4"):
         Ivf.trained(SET.documents, None, 5, 0, 1)
-    with pytest.raises(ConfigError, match="at least 256 documents to learn from, and there are only 100"):
+    with pytest.raises(ConfigError, match="at least 256 documents, but there are only 100"):
         Ivf.trained(SET.documents[:100], None, 4, 0, 1)
     assert [default_code_bytes(dim) for dim in (384, 128, 24, 7, 1)] == [96, 32, 6, 1, 1]
 
@@ -252,7 +252,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda p: np.save(p / "embeddings.npy", np.zeros((59, 8), np.float32)),
         "has the shape 59 x 8, expected 60",
     ),
-    "ties": (lambda p: np.save(p / "ties.npy", np.full(60, -1)), "ties.npy: holds positions outside of a corpus of 60"),
+    "ties": (lambda p: np.save(p / "ties.npy", np.full(60, -1)), "ties.npy: holds a rank that is not from 0 to 59"),
 }
 
 

@@ -311,6 +311,6 @@ def test_mining_goes_on_where_no_block_can_be_written(
     file = tmp_path / "file"
     file.touch()
     mined = mine(word_data[0], "train", EVERY, embeddings=word_data[1], finished=file / "blocks")
-    assert capsys.readouterr().err.count("if a mining is stopped, it starts again, because") == 1
+    assert capsys.readouterr().err.count("if a mining is stopped, it starts over, because") == 1
     assert mined.table.digest == mine(word_data[0], "train", EVERY, embeddings=word_data[1]).table.digest
     assert Pieces(file / "blocks").read("dense-00000000", MinedBlock.load) is None

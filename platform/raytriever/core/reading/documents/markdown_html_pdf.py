@@ -3,7 +3,7 @@
 The sections of a PDF file are its pages, under the titles of its outline. The anchor of a page is `page=N`, so PDF
 viewers open a link at that page. Pictures are not read: a scanned file has no text.
 
-Front matter has the settings of a page before its text, as site generators read them: YAML between `---`, TOML between
+Front matter is a block of settings for a site generator before the text of a page: YAML between `---`, TOML between
 `+++`, a JSON object, lines `#+TITLE: ...` of Org, lines `Title: ...` of MultiMarkdown. Only the title is used."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from raytriever.core.errors import DataError
 from raytriever.core.reading.documents.sections import Outline, ParsedDocument, squeeze
 
-# HTML: elements whose text is not content, elements that begin and end a block, and elements inside a table cell.
+# HTML elements: those whose text is not content, elements that begin and end a block, and elements inside a table cell.
 _NO_TEXT = {
     *("head", "script", "style", "noscript", "template", "svg"),
     *("nav", "footer", "aside", "form", "button", "iframe", "object"),
@@ -32,7 +32,7 @@ _ROWS = {"table", "tbody", "tfoot", "thead", "tr"}
 _HEADING = re.compile(r"h[1-6]")
 _SPACES = re.compile(r"\s+")
 _NOT_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
-# MDX: lines that import or export modules, and comments.
+# In MDX: lines that import or export modules, and comments.
 _MODULE = re.compile(r"(?:import|export)\s")
 _COMMENT = re.compile(r"\{/\*.*?\*/\}")
 
@@ -166,7 +166,7 @@ def _events(root: Any) -> Iterator[tuple[Any, bool | None]]:
 
 
 def _is_hidden(element: Any) -> bool:
-    """Return whether a browser hides an element. Hidden tab panels count as shown, because a click shows them."""
+    """Return whether a browser hides an element. A hidden tab panel counts as shown, because a click shows it."""
     if element.get("aria-hidden") == "true" or _NOT_SHOWN.search(str(element.get("style", ""))):
         return True
     return element.has_attr("hidden") and element["hidden"] != "until-found" and element.get("role") != "tabpanel"
@@ -198,7 +198,7 @@ def parse_pdf(stream: BinaryIO, where: str) -> ParsedDocument:
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it logs each defect, even of a file that it can read
     reader = PdfReader(stream)
     if reader.is_encrypted:
-        remedy = "save a copy without password (`qpdf --decrypt`)"
+        remedy = "save a copy without a password (`qpdf --decrypt`)"
         try:
             is_open = bool(reader.decrypt(""))
         except DependencyError:  # a cipher for which pypdf needs another package
@@ -279,7 +279,7 @@ def _yaml_title(block: str) -> str:
         return ""
     try:
         (value,) = yaml.safe_load(match[0]).values()
-    except (yaml.YAMLError, ValueError, AttributeError):  # as for `title: Pumps: an introduction`
+    except (yaml.YAMLError, ValueError, AttributeError):  # such as `title: Pumps: an introduction`, which is not YAML
         return _title_line(match[0])
     return _text(value)
 

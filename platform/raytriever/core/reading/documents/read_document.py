@@ -21,21 +21,21 @@ KINDS = {
     **dict.fromkeys((".txt", ".text"), TEXT),
 }
 KINDS |= {".pdf": PDF, ".docx": WORD, ".pptx": SLIDES}
-# Documents that are not read. Their kinds are listed, so that the import can report each file.
+# Kinds of documents that cannot be read, by ending. The import reports each such file with its kind.
 OTHER_KINDS = {
     **dict.fromkeys((".rst", ".rest"), "reStructuredText"),
     **dict.fromkeys((".adoc", ".asciidoc"), "AsciiDoc"),
-    **dict.fromkeys((".doc", ".odt", ".rtf"), "a word processor's"),
+    **dict.fromkeys((".doc", ".odt", ".rtf"), "a text of a word processor"),
     **dict.fromkeys((".epub", ".mobi"), "an e-book"),
     **dict.fromkeys((".ppt", ".odp"), "a presentation"),
 }
 OTHER_KINDS |= {".ipynb": "a notebook", ".org": "Org", ".tex": "LaTeX", ".textile": "Textile", ".wiki": "MediaWiki"}
-# Ending of a format that is read, and to which the programs of these files can convert them.
+# For endings that cannot be read: the ending of a readable format to which the file's program can convert the file.
 SAVED_AS = {**dict.fromkeys((".doc", ".odt", ".rtf"), ".docx"), **dict.fromkeys((".ppt", ".odp"), ".pptx")}
 # Modules that read each kind of file. Markdown needs `bs4` too, because it may contain HTML.
 _MODULES = {**dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")), HTML: ("bs4",), PDF: ("pypdf",)}
 _MODULES[WORD] = ("mammoth", "bs4")
-# Largest sizes. A parser needs several times the memory of the text. A book's text has 1 MB; these files have pictures.
+# Maximum bytes of a file. Parsing needs several times the memory of the text. PDF and Office files hold pictures too.
 _MOST_BYTES = dict.fromkeys((PDF, WORD, SLIDES), 1_000_000_000)
 _MOST_BYTES_OF_TEXT = 64_000_000
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -43,7 +43,7 @@ _ENDING = re.compile(r"\.[^./]+$")
 
 
 def kind_of_document(path: str) -> str | None:
-    """Return the kind of a file by the ending of its name; None for a file that cannot be read."""
+    """Return the kind of a file by the ending of its name; None if no reader reads it."""
     return KINDS.get(ending_of(path))
 
 
@@ -63,13 +63,13 @@ def require_parsers(kinds: Collection[str]) -> None:
 
 
 def most_bytes(kind: str) -> int:
-    """Return the largest size in bytes of a file of a kind; larger files are not read."""
+    """Return the maximum size in bytes for files of a kind; larger files are not read."""
     return _MOST_BYTES.get(kind, _MOST_BYTES_OF_TEXT)
 
 
 def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
-    """Return the sections of a document of a kind in `KINDS`, of at most `most_bytes`. Raise `DataError` if it has no
-    text, is encrypted or broken, or has bytes that are invalid in its encoding."""
+    """Return the sections of a document of a kind in `KINDS`. The caller must have checked its size.
+    Raise `DataError` if it has no text, is encrypted or broken, or has bytes that are invalid in its encoding."""
     try:
         if kind == PDF:
             return parse_pdf(stream, where)

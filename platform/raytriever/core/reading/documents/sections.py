@@ -15,21 +15,21 @@ _SEPARATOR = "\n\n"
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a table, as a range of characters in a section's text, and the header row before them."""
+    """Consecutive rows of a table: their range of characters in a section's text, and the table's header row."""
 
     start: int
     end: int
     header: str
 
     def moved(self, characters: int) -> TableRows:
-        """Return the rows with their range moved by a number of characters, for another text."""
+        """Return the rows with `start` and `end` moved by a number of characters."""
         return TableRows(self.start + characters, self.end + characters, self.header)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Text under a path of headings, the outermost first, with a blank line between paragraphs and rows of tables. The
-    anchor is that of the heading, unique in the document; both are empty for text before the first heading."""
+    """Text under a path of headings, the outermost first. The anchor is that of the last heading, unique in the
+    document. For text before the first heading, `headings` and `anchor` are empty. Blank lines separate paragraphs."""
 
     headings: tuple[str, ...]
     anchor: str
@@ -50,7 +50,7 @@ class Outline:
     """Collector of headings and blocks in the order of the document. It normalizes their characters."""
 
     title: str = ""
-    blocks: list[str] = field(default_factory=list)  # text of the current section
+    blocks: list[str] = field(default_factory=list)  # texts of the current section's blocks
     _sections: list[Section] = field(default_factory=list)
     _path: list[tuple[int, str]] = field(default_factory=list)
     _anchor: str = ""
@@ -60,8 +60,8 @@ class Outline:
     _headers: dict[int, str] = field(default_factory=dict)  # table header of each block that is a table row, by index
 
     def add_heading(self, level: int, text: str, anchor: str = "") -> None:
-        """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels. `anchor` is
-        the one in the document; by default it is made from the text."""
+        """Begin a section. Level 1 is the outermost. The heading ends all sections of the same and of larger levels.
+        `anchor` is the heading's own anchor in the document; by default it is made from the text."""
         text = squeeze(plain_characters(text))[:_LONGEST_HEADING]
         if not text:
             return

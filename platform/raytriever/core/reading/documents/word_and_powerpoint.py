@@ -34,7 +34,7 @@ def check_office(stream: BinaryIO, where: str) -> None:
     if begin == _OLE:
         ending = where.rpartition(".")[2]
         what = "is encrypted, or a file of Office 2003 or earlier"
-        raise DataError(what, where, f"save a copy as .{ending.lower()} without password")
+        raise DataError(what, where, f"save a copy as .{ending.lower()} without a password")
     if not zipfile.is_zipfile(stream):
         raise DataError("is damaged", where, "open it in its program, and save it again")
     stream.seek(0)
@@ -101,7 +101,7 @@ def _slides(archive: zipfile.ZipFile) -> Iterator[str]:
 
 
 def _related(archive: zipfile.ZipFile, part: str) -> dict[str, tuple[str, str]]:
-    """Return the kind and the path of each file of the archive that `part` refers to, by id, without web links."""
+    """Return, by id, the kind and the path of each file of the archive to which `part` refers. Skip web links."""
     folder, name = posixpath.split(part)
     path = posixpath.join(folder, "_rels", f"{name}.rels")
     return {

@@ -38,15 +38,15 @@ NO_STEP_LIMIT = 10**9
 MAX_FAILURES = 3  # restarts of a trial whose process died; each resumes from the trial's checkpoint
 _RAY_TUNE = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Tune would write log files for every trial
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # seconds between checkpoints of a state that is never restored
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the last report of a trial does not hold the watched metric
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # seconds between saves of Tune's state, which is never restored
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the last report of a trial lacks the watched metric
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints even with `verbose=0`
 }
 
 
 def watched_metric(search: SearchConfig) -> str | None:
-    """Return the name in the events of the metric that stops trials; None if no trial is stopped early."""
+    """Return the name, in events, of the metric by which trials are stopped early; None without early stopping."""
     if not search.asha:
         return None
     return search.asha_metric if search.asha_metric in (BATCH_AUC, DEV_LOSS) else DEV + search.asha_metric
@@ -93,7 +93,7 @@ class TrialProposals(_Stateless, Searcher):
         return {"job": job}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """See `Searcher`. An error is stored in `failure`, because Tune would log it and continue."""
+        """See `Searcher`. An error of `on_end` is stored in `failure`: Tune would only log it and continue."""
         try:
             self._on_end(self._numbers[trial_id], result, error)
         except Exception as failure:
@@ -156,10 +156,10 @@ class SweepStopper(_Stateless, Stopper):
 
 
 def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, data: SweepData) -> None:
-    """Run the remaining trials. An interruption stops them."""
+    """Run the trials that have not ended. An interruption stops the running trials."""
     workers, stopper = plan.base.training.workers[1], SweepStopper()
     nodes, gpus = count_nodes(), gpus_each("trial_gpus", search.trial_gpus)
-    for name, value in _RAY_TUNE.items():  # the user's own values win
+    for name, value in _RAY_TUNE.items():  # values that the user has set take precedence
         os.environ.setdefault(name, value)
     with open_event_queue(manager.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
         context = SweepContext(
@@ -178,7 +178,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
                 scheduler=_scheduler(manager, search, context.watched_metric) if context.watched_metric else None,
                 num_samples=manager.remaining,
                 max_concurrent_trials=plan.at_once,
-                # The process of a trial with several workers ends with it, so that a stop leaves no worker behind.
+                # If a trial has several workers, its process ends with the trial. Then a stop leaves no worker behind.
                 reuse_actors=workers == 1,
                 trial_name_creator=lambda trial: str(trial.trial_id),
                 trial_dirname_creator=lambda trial: str(trial.trial_id),

@@ -1,8 +1,8 @@
 """Run one trial of a sweep in a Ray Tune process: train like any run, then evaluate on the dev split.
 
 A trial with one worker trains in the trial's own process, which Tune reuses for later trials. A trial with several
-workers reserves no CPU itself. Its workers are a Ray Train group, whose resources are reserved all at once or not at
-all, so that concurrent trials cannot each hold half of the resources that they need."""
+workers reserves no CPU itself. Its workers are a Ray Train group, which reserves its resources all at once or not at
+all. So concurrent trials cannot each keep half of the resources that they need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One trial: a training without hard negatives, and the name of their table among those of the sweep."""
+    """One trial. `training` has no hard negatives yet; `table` is the name of its table in `SweepData.tables`."""
 
     number: int
     training: TrainingJob
@@ -42,7 +42,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class TrialEvent:
-    """Event of a trial on its way to the driver. An `event` of None follows the last one."""
+    """Event of a trial on its way to the driver. An `event` of None follows the last event."""
 
     number: int
     event: Event | None
@@ -56,17 +56,17 @@ class SweepContext:
     driver: DriverContext
     trials_per_node: int  # number of trials that share a node's cores
     watched_metric: str | None  # metric to report to Tune at each validation; None if no trial is stopped early
-    searches_corpus: bool  # whether a trial searches the whole corpus at its end. If not, its dev loss is enough.
+    searches_corpus: bool  # whether a trial searches the whole corpus at its end; False if dev loss compares trials
 
 
 def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], context: SweepContext) -> None:
-    """Run the trial in `{"job": TrialJob}` and report its end to Tune, which may stop it with `SystemExit`."""
+    """Run the trial `config["job"]`, and report its end to Tune. Tune may stop the trial with `SystemExit`."""
     job: TrialJob = config["job"]
     context.driver.enter()
     folder, watched = job.training.folder, context.watched_metric
 
     def on_event(event: Event) -> None:
-        """Send an event to the driver. Report a validation to Tune after the driver has stored all events."""
+        """Send an event to the driver. Report a validation to Tune when the driver has stored all earlier events."""
         compared: dict[str, float] = {}
         if watched and isinstance(event, StepEvent | ValidationEvent) and watched in event.metrics:
             compared = {STEP: event.step, watched: event.metrics[watched]}

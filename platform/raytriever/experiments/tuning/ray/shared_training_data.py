@@ -1,4 +1,4 @@
-"""Training data that the trials of a sweep share and that is prepared once: data sets, tokens, hard negatives."""
+"""Training data that is prepared once for all trials of a sweep: data sets, tokens, hard negatives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECTIONS = ("data", "model")  # sections whose settings decide the data that tri
 
 
 def trial_config(base: Config, point: Point) -> Config:
-    """Return the checked settings of a trial. Raise `ConfigError` if one is not valid or contradicts another."""
+    """Return the checked settings of a trial. Raise `ConfigError` if a setting is invalid or contradicts another."""
     layer: dict[str, dict[str, object]] = {}
     for key, value in point.items():
         section, _, name = key.partition(".")
@@ -37,7 +37,7 @@ def trial_config(base: Config, point: Point) -> Config:
 
 @dataclass
 class SweepData:
-    """Opened data sets and negatives tables of a sweep, keyed by the settings that decide them."""
+    """Opened data sets and negatives tables of a sweep, by the settings that decide their content."""
 
     log: Callable[[str], None]
     tables: dict[str, NegativesTable | None] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class SweepData:
 
 
 def _rows(config: Config) -> str:
-    """Return the name of a negatives table: all settings that decide its rows."""
+    """Return the name of a negatives table, which consists of all settings that decide its rows."""
     data = config.data
     table = (data.negatives_table, data.negatives_mix) if data.negatives_per_query else None
     return repr((data.datasets, data.train_split, data.dev_split, table))

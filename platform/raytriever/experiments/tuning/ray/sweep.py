@@ -1,12 +1,12 @@
-"""Run a sweep: many trials under Ray Tune, evaluation of the best one on the test split, logs and plots.
+"""Run a sweep: many trials under Ray Tune, evaluation of the best trial on the test split, logs and plots.
 
 1. Check the space, every trial of a grid, the directory, data sets and models before anything is written.
 2. Prepare the data that all trials share (`shared_training_data`). Tune runs the trials (`ray_tuner`, `run_trial`).
-   Each is an ordinary run in its own directory, and only the driver records it (`trial_manager`).
+   Each trial is an ordinary run in its own directory, and only the driver records it (`trial_manager`).
 3. Evaluate the trial with the best dev metric, the untrained encoder and BM25, as at the end of a run.
 
-An interrupted sweep resumes when called again. Finished and stopped trials are kept, running ones resume from their
-newest checkpoints, and failed ones are repeated."""
+An interrupted sweep resumes when called again. Finished and stopped trials are kept, running trials resume from their
+newest checkpoints, and failed trials are repeated."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ COORDINATORS = 2  # logical CPUs that `ray_session` adds to those of the workers
 # Settings that do not affect results, and so may differ when a sweep is resumed.
 _MAY_CHANGE = ("trials", "trials_at_once", "trial_gpus")
 SWEEP = "sweep"
-BEST_TRIAL = "raytriever.best_trial"  # tag of a sweep
+BEST_TRIAL = "raytriever.best_trial"  # tag of a sweep's run: the name of its best trial
 BEST, MODEL, TABLE, FIGURES = "best", "model", "table.md", "figures"
 LOSS = "loss.loss"
 
@@ -98,8 +98,8 @@ def run_sweep(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> SweepResult:
-    """Run all trials of a sweep and evaluate the best one on the test split. A failed trial raises no error. `base` are
-    the settings of all trials, except for the searched ones."""
+    """Run all trials of a sweep, and evaluate the best trial on the test split. A failed trial raises no error. `base`
+    are the settings of all trials, except for the searched settings."""
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
     # All settings that decide the trials of a sweep, by section.
@@ -147,7 +147,7 @@ def run_sweep(
 
 
 def _finished_sweep(output: Path, plan: SweepPlan, trials: Sequence[Trial]) -> SweepResult | None:
-    """Return the result of a sweep whose trials and evaluation have ended; None for any other."""
+    """Return the result of a sweep whose trials and evaluation have ended; None for any other sweep."""
     best = find_best(trials, plan.metric)
     has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
     if best is None or not has_ended or not (output / TABLE).is_file():
@@ -159,8 +159,8 @@ def _finished_sweep(output: Path, plan: SweepPlan, trials: Sequence[Trial]) -> S
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
     """Return the search space and the plan, after checking every trial of a grid. The settings are already checked."""
     if search.trial_gpus is not None and base.training.workers[1] > 1:
-        what = "applies to trials of one worker"
-        raise ConfigError(what, setting("trial_gpus"), "omit it: each of several workers has a GPU of its own")
+        what = "applies only to trials with one worker"
+        raise ConfigError(what, setting("trial_gpus"), "omit it: if a trial has several workers, each has its own GPU")
     space = parse_search_space(search.search_space)
     metrics = (*Protocol().metrics, DEV_LOSS)
     check_known("metric", search.metric, metrics, setting("metric"))
@@ -187,7 +187,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
 
 
 def check_watched_metric(base: Config, search: SearchConfig) -> None:
-    """Raise `ConfigError` if the metric that stops trials early is unknown, or is not evaluated during training."""
+    """Raise `ConfigError` if the metric for stopping trials early is unknown, or not evaluated during training."""
     if not search.asha or search.asha_metric in (BATCH_AUC, DEV_LOSS):
         return
     metrics = dev_protocol(base.training.best_metric).metrics
@@ -200,7 +200,7 @@ def check_watched_metric(base: Config, search: SearchConfig) -> None:
 
 
 def open_best(output: Path, config: Config) -> RunDirectory:
-    """Return the run directory for the best trial, with these settings. That of an earlier best trial is replaced."""
+    """Return the run directory for the best trial, with these settings. A directory of another trial is replaced."""
     try:
         return RunDirectory.open(output / BEST, to_dict(config), fresh=False)
     except ConfigError:  # the directory belongs to an earlier best trial
@@ -217,9 +217,9 @@ def evaluate_best(
     log: Callable[[str], None],
     started: float,
 ) -> Results:
-    """Evaluate the best trial as at the end of a run. Write `best/` and `best.yaml` unless they already belong to it.
+    """Evaluate the best trial as at the end of a run. Write `best.yaml`, and `best/` unless it already has the trial.
 
-    `tracker` is that of the sweep. Metrics are logged to the trial's own run. A tag of the sweep's run names it."""
+    `tracker` belongs to the sweep. Metrics are logged to the trial's run. A tag of the sweep's run names the trial."""
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     run = open_best(output, config)
     if results := finished_results(run):
@@ -239,7 +239,7 @@ def evaluate_best(
 
 @activity("plotting the figures of the sweep")
 def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, tracker: Tracker) -> None:
-    """Write `figures/response-NAME` for each searched number. Write `table.md` last, because it marks the end."""
+    """Write `figures/response-NAME` for each numeric setting. Write `table.md` last, because it marks the end."""
     if not trials:
         return
     figures = output / FIGURES

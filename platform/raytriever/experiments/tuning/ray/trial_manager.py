@@ -54,7 +54,7 @@ class TrialRecorder(Recorder):
         self._name, self._log_of_sweep = name, log
 
     def _log(self, text: str) -> None:
-        if not text.startswith("step "):  # leave out validations: there would be too many lines for all trials
+        if not text.startswith("step "):  # leave out validations: the trials together would log too many lines
             self._log_of_sweep(f"trial {self._name}: {text}")
 
     def _start_status(self, text: str) -> None:
@@ -68,7 +68,7 @@ class TrialRecorder(Recorder):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Plan of a sweep."""
+    """Plan of a sweep. `trials` is the number of all trials, `at_once` the maximum number of concurrent trials."""
 
     base: Config
     sampler: Sampler
@@ -85,7 +85,7 @@ class _Running:
 
 
 class TrialManager:
-    """Manager that starts and ends trials. It writes `trials.json`, their directories and their tracked runs."""
+    """Manager that starts and ends trials. It writes `trials.json`, and the trials' directories and tracked runs."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class TrialManager:
         return len(self._repeated) + max(0, self._plan.trials - len(self.trials))
 
     def status(self) -> str:
-        """Return a line with the number of ended trials and the names of the running ones."""
+        """Return a line with the number of ended trials and the names of the running trials."""
         with self._lock:
             running = ", ".join(
                 f"{self.trials[number].name} at step {trial.recorder.step}" for number, trial in self._running.items()
@@ -127,7 +127,7 @@ class TrialManager:
 
     def next_job(self) -> TrialJob | None:
         """Start and return the next trial. Return None if it depends on a trial that has not ended. Raise
-        `StopIteration` if there is no further trial."""
+        `StopIteration` if no trial is left."""
         with self._lock:
             while True:
                 number = self._next_number()
@@ -142,7 +142,7 @@ class TrialManager:
         """Record one event of a trial."""
         with self._lock:
             running = self._running.get(event.number)
-            if running is not None and event.event is not None:  # a trial that is not running was just stopped
+            if running is not None and event.event is not None:  # an event of a trial that was just stopped is ignored
                 running.recorder.record(event.event)
 
     def record_end(self, number: int, result: Mapping[str, Any] | None, process_died: bool) -> None:
@@ -163,7 +163,7 @@ class TrialManager:
                 self._end(number, STOPPED, reason=f"behind at step {result.get(STEP, 0)}")
 
     def stop_recording_ends(self) -> None:
-        """Ignore the ends of trials from now on: they end because the call ends, so the next call can resume them."""
+        """Ignore the ends of trials from now on: the end of the call ends them, and the next call resumes them."""
         with self._lock:
             self._records_ends = False
 
@@ -182,7 +182,7 @@ class TrialManager:
         number = len(self.trials)
         if number >= self._plan.trials:
             raise StopIteration
-        # Optuna learns only from trials that have ended in any case, so that its proposals are reproducible.
+        # Optuna waits for the first `settled` trials and learns only from them, so that its proposals are reproducible.
         settled = max(0, number - self._plan.at_once + 1)
         if self._plan.sampler.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
             return None
@@ -276,7 +276,7 @@ class TrialManager:
 
 
 def trial_run_name(trial: Trial, sweep: str) -> str:
-    """Return the name of a trial at a tracker. It begins with the settings that differ between trials."""
+    """Return the name of a trial's run at a tracker. It begins with the settings that differ between trials."""
     return f"{settings_text(trial.settings)} ({trial.name} of {sweep})"
 
 

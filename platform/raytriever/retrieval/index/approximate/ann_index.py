@@ -1,7 +1,7 @@
 """Approximate nearest-neighbor (ANN) search: an ANN index proposes documents, which are then scored exactly.
 
 An ANN index (`ivf`, `hnsw`, `vamana`, `roargraph`) proposes the rows that are likely the best. It also counts its
-candidates, the rows that it has scored for this. `pair_scores` scores the proposed rows, which are then ordered like
+candidates, the rows that it scored to choose them. `pair_scores` scores the proposed rows, which are then ordered like
 every ranking. So an approximate index may miss documents, but those that it finds are in the right order."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ApproximateIndex:
         """Return the rows to score exactly for each query; all rows if k is at least half of them.
 
         To find half of the documents, a search would visit almost all of them, and it never finds those that it cannot
-        reach. So for such k, even above the size of the corpus, the search is exact.
+        reach. So for such k, which may exceed the size of the corpus, the search is exact.
 
         `queries` must be the result of `check`."""
         count = len(self.embeddings)
@@ -89,7 +89,7 @@ class ApproximateIndex:
             return Proposal(rows, float(count))
         search_size = self.search_size
         rows, candidates = self.ann_index.find(queries, k, search_size, threads)
-        # The probed lists or the beam may have fewer than k documents. Then search again with a larger search size.
+        # The probed lists or the beam may hold fewer than k documents. Then search again with a larger search size.
         while search_size < count and len(short := np.flatnonzero(np.count_nonzero(rows >= 0, axis=1) < k)):
             search_size *= _SEARCH_GROWTH
             more, further = self.ann_index.find(np.ascontiguousarray(queries[short]), k, search_size, threads)
@@ -118,7 +118,7 @@ def check_shape(stored: tuple[int, int], shape: tuple[int, ...], where: Path) ->
     """Raise `StorageError` if the files of an ANN index do not have as many rows, or the same dimension, as the
     embeddings."""
     if stored != shape:
-        what = f"holds {stored[0]:,} vectors of dimension {stored[1]}, expected {shape[0]:,} of dimension {shape[1]}"
+        what = f"holds {stored[0]:,} vectors of dimension {stored[1]}, not {shape[0]:,} of dimension {shape[1]}"
         raise StorageError(what, str(where), "build the index again")
 
 

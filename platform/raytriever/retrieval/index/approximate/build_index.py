@@ -19,7 +19,7 @@ BLOCK = 1 << 16
 
 
 def fill(ann_index: Ivf | Hnsw, embeddings: Float32[ndarray, "rows dim"], threads: int) -> Ivf | Hnsw:
-    """Add all rows to an ANN index, block by block, because the embeddings may be memory-mapped. Return it."""
+    """Add all rows to an ANN index, block by block, because the embeddings may be memory-mapped. Return the index."""
     with Progress("index", len(embeddings), "passage") as progress:
         for start in range(0, len(embeddings), BLOCK):
             block = np.ascontiguousarray(embeddings[start : start + BLOCK])

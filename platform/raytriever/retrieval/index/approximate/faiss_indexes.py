@@ -5,9 +5,9 @@
    codes (IVF-PQ) it stores only a few bytes per document, the product-quantized difference from the center. It then
    proposes more documents than requested, because rescoring with the full embeddings changes their order.
 3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It copies the embeddings in float16,
-   which is faster to read than float32 and finds nearly as many documents. The graph is built by dot products between
-   documents, so it suits normalized embeddings. A graph that several threads build depends on their timing. A graph
-   that one thread builds depends only on the embeddings and the seed.
+   which are faster to read than float32 and cost almost no recall. The graph is built by dot products between
+   documents, so it suits normalized embeddings. If several threads build the graph, it depends on their timing; if one
+   thread builds it, only on the embeddings and the seed.
 
 FAISS trusts the files that it reads. So they are read only from a directory whose digests match its manifest
 (`store.commit.read_manifest`).
@@ -147,7 +147,7 @@ class Ivf(FaissAnnIndex):
 
 
 def default_lists(rows: int) -> int:
-    """Return 4 sqrt(rows), or less for few rows, so that each list has `PER_LIST` training vectors."""
+    """Return 4 sqrt(rows), or less for few rows, so that there are `PER_LIST` training vectors per list."""
     return max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
 
 
@@ -162,7 +162,7 @@ def _check_codes(rows: int, dim: int, code_bytes: int) -> None:
         what = f"{code_bytes} does not divide the dimension {dim}"
         raise ConfigError(what, setting("code_bytes"), f"choose from {allowed}")
     if rows < CODES:
-        what = f"codes need at least {CODES} documents to learn from, and there are only {rows}"
+        what = f"ivfpq learns its codes from at least {CODES} documents, but there are only {rows}"
         raise ConfigError(what, remedy=f"use {setting('index')} ivf")
 
 
@@ -183,7 +183,7 @@ class Hnsw(FaissAnnIndex):
         index = faiss.IndexHNSWSQ(dim, faiss.ScalarQuantizer.QT_fp16, m, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
         links.efConstruction, links.rng = ef_construction, faiss.RandomGenerator(seed)
-        # One of `m` rows is in the second layer, one of `m`^2 in the third. Layers are random: reserve more.
+        # One of `m` rows is in the second layer, one of `m`^2 in the third, at random. So reserve some more.
         upper = m * int(1.1 * rows / (m - 1) + 100)
         neighbors = rows * links.nb_neighbors(0) + upper
         for array, size in (

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from raytriever.retrieval.index.approximate.ann_index import ApproximateIndex, recall
 
-# Limits of the repetition of a timed search: seconds, and passes.
+# A timed search is repeated until it has taken more than `SECONDS` in total, at most `PASSES` times.
 SECONDS, PASSES = 0.5, 7
 
 

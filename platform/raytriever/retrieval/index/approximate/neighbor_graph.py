@@ -37,7 +37,7 @@ _SIGN, _SIGN_OFF = np.uint64(31), np.uint64(0x7FFF_FFFF)
 
 
 def read_only(vectors: Float32[ndarray, "rows dim"]) -> Float32[ndarray, "rows dim"]:
-    """Return a read-only view, like memory-mapped embeddings: numba would compile writable arrays separately."""
+    """Return a read-only view. Memory-mapped arrays are read-only, and numba would compile again for writable ones."""
     view = np.ascontiguousarray(vectors, np.float32).view()
     view.flags.writeable = False
     return view
@@ -48,7 +48,7 @@ class Graph:
     """Directed graph over documents. Row i of `neighbors` has `degrees[i]` distinct documents, then -1. Every walk
     begins at the document `entry`."""
 
-    neighbors: Int32[ndarray, "documents dim"]
+    neighbors: Int32[ndarray, "documents degree"]
     degrees: Int32[ndarray, " documents"]
     entry: int
 
@@ -258,11 +258,11 @@ def add_reverse_edges(
     documents: ndarray,
     threads: int,
 ) -> None:
-    """Add an edge from each neighbor of the sources back to them. If a row is full, choose its neighbors again.
+    """Add an edge from each neighbor of a source back to the source. If its row is full, choose its neighbors again.
 
     Args:
         neighbors, degrees: arrays of a `Graph`; changed in place.
-        firsts: for each row, edges in columns before this one are kept and get no reverse edges.
+        firsts: for each row, its first column that may change. The edges before it are kept and get no reverse edges.
         sources: documents whose edges have no reverse edge yet.
     """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)

@@ -18,7 +18,7 @@ Distances between documents are Euclidean, which gives the order of dot products
 
 Source: Chen, Zhang, He, Jing and Wang, RoarGraph: A Projected Bipartite Graph for Efficient Cross-Modal Approximate
 Nearest Neighbor Search, PVLDB 17(11), 2024. Implemented from the paper; the batches and the last edges are additions.
-The graph is the same for any number of threads. Processors with SIMD registers of another dimension may choose other
+The graph is the same for any number of threads. Processors with SIMD registers of another width may choose other
 neighbors if distances are almost equal."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from raytriever.retrieval.index.rank_keys import TieOrder
 
 # An entry of the beam has 31 bits for the document.
 MOST_DOCUMENTS = 2**31 - 1
-# Number of training queries whose closest documents are computed at once.
+# Number of training queries whose closest documents are searched at once.
 PIECE = 65_536
 # Documents are connected in batches of at least `SMALLEST_BATCH`, and of at most the corpus divided by `BATCHES`.
 SMALLEST_BATCH, BATCHES = 256, 64
@@ -179,9 +179,9 @@ class RoarGraph:
         """Build the graph. `build_index` has already checked the arguments.
 
         Args:
-            training: queries like those of later searches. As many as there are documents is best; a tenth is enough.
-            degree: number of neighbors that each of the two steps adds to a document.
-            nearest: number of documents of each training query.
+            training: queries like those of later searches. Best are as many queries as documents; a tenth is enough.
+            degree: largest number of neighbors that `project`, and then `connect`, adds to a document.
+            nearest: number of closest documents to which each training query has edges.
             beam, seed: see `connect`.
         """
         if len(embeddings) > MOST_DOCUMENTS:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.core.errors import StorageError, setting
+from raytriever.core.errors import StorageError
 from raytriever.core.progress import activity
 from raytriever.core.reading.arrays import read_array
 from raytriever.core.reading.json_and_yaml import conform
@@ -77,7 +77,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     """Read the inputs and settings of an index. Only the names and sizes of the files are checked."""
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
     if meta.get("kind") != KIND or str(meta.get("index")) not in _READERS:
-        raise StorageError("is not an index", str(path), f"name the {setting('output')} of `raytriever index`")
+        raise StorageError("is not an index", str(path), "give a directory that `raytriever index` wrote")
     conform(meta, str(path / MANIFEST), _Meta, _REMEDY)
     return meta
 
@@ -91,7 +91,7 @@ def read_index(path: Path) -> ApproximateIndex:
     embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, dim), _REMEDY, mapped="r")
     ties = read_array(path / TIES, ["int64"], (rows,), _REMEDY)
     if rows and not 0 <= int(ties.min()) <= int(ties.max()) < rows:
-        reason = f"holds positions outside of a corpus of {rows:,} documents"
+        reason = f"holds a rank that is not from 0 to {rows - 1:,}"
         raise StorageError(reason, str(path / TIES), _REMEDY)
     ann_index = _READERS[meta["index"]](path / ANN_INDEX, embeddings)
     return ApproximateIndex(ann_index, embeddings, ties, int(meta["search_size"]))

@@ -1,7 +1,7 @@
 """Vamana, the graph of DiskANN, from Intel's Scalable Vector Search. It needs the extra `vamana` (Linux, x86-64).
 
-Its source is Apache-2.0; the package is a binary under Intel's own license, which allows use and unmodified
-redistribution. It does not report how many candidates a walk scored. In tests, graphs built by different numbers of
+The source of SVS is Apache-2.0; its package is a binary under Intel's own license, which allows use and unmodified
+redistribution. SVS does not report how many candidates a walk scored. In tests, graphs built by different numbers of
 threads gave the same results.
 
 Source: Subramanya, Devvrit, Kadekodi, Krishnaswamy and Simhadri, DiskANN: Fast Accurate Billion-point Nearest Neighbor
@@ -20,7 +20,7 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, setting
 from raytriever.retrieval.index.approximate.ann_index import Proposal, check_shape
 
-# Pruning factor: an edge is removed if a detour is shorter by this factor. For the dot product it must be below 1.
+# Pruning factor: how much better a detour must be for an edge to be removed. It must be below 1 for dot products.
 ALPHA = 0.95
 _FOLDERS = ("config", "graph", "data")
 

@@ -78,8 +78,8 @@ class ModelDecision:
     # Thresholds of pairs with what they achieve; None if no threshold reaches the target.
     pairs: list[tuple[Threshold, PairsAchieved | None]]
     error: CalibrationError
-    # For each threshold of answers, by kind of unanswerable question: the fraction that is answered. These questions
-    # were not used to choose the threshold.
+    # For each threshold of answers, the fraction of unanswerable questions that are answered, by kind of question.
+    # These questions were not used to choose the threshold.
     unasked: list[dict[str, Proportion]]
     passages: PassageDecision | None = None
 
@@ -268,7 +268,7 @@ def threshold_rows(
 def _notes(
     row: ThresholdRow, threshold: Threshold, answers: AnswerDecision | None, instead: Threshold | None
 ) -> list[str]:
-    """Return sentences about missing or uncertain values of a row. `instead` is the threshold used in its place."""
+    """Return sentences about missing or uncertain values of a row. `instead` replaces a missing threshold."""
     target, wanted, split, judged = threshold.target, threshold.wanted, row.chosen_on, row.checked_on
     if not threshold.reached:
         if target in CONFORMAL and wanted is not None and answers is not None:

@@ -1,5 +1,5 @@
-"""Calibration of a system for a corpus, from the ranked questions of two splits. It is written into the directory of
-the evaluation, and into that of the model if there is one.
+"""Calibration of a system for a corpus, from the ranked questions of two splits. It is written into the
+directory of the evaluation, and also into the model's directory if the system has one.
 
 Thresholds and maps are fitted on one split and tested on the other. If there are few questions, they are fitted and
 tested on both splits, and the errors of the maps are cross-validated."""
@@ -64,14 +64,14 @@ _NO_ERROR = CalibrationError(0, 0, 0)
 
 
 def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> None:
-    """Raise `DataError` if more than 5 % of the queries of `checked_on` have the text of a query of `chosen_on`."""
+    """Raise `DataError` if more than 5 % of the queries of `checked_on` have the same text as one of `chosen_on`."""
     [overlap] = overlaps([(dataset, chosen_on)], [(dataset, checked_on)])
     if overlap.fraction > MOST_SHARED:
         shared = (
             f"{overlap.shared:,} of {overlap.queries:,} queries of split {checked_on!r} are queries of {chosen_on!r}"
         )
-        what = f"{shared} too, more than {MOST_SHARED:.0%}, so thresholds chosen there cannot be checked"
-        raise DataError(what, dataset.name, "choose them on another split, or remove these queries from a split")
+        what = f"{shared} too, more than {MOST_SHARED:.0%}, so one cannot test thresholds of the other"
+        raise DataError(what, dataset.name, "choose them on another split, or remove these queries from one split")
 
 
 @activity("calibrating the scores")
@@ -273,7 +273,7 @@ def describe_calibration(calibration: Calibration) -> str:
 def _fit(scores: ndarray, relevant: ndarray) -> IsotonicMap | PlattMap:
     """Fit a map from score to probability: isotonic if there are many pairs, otherwise a logistic curve.
 
-    Laplace's rule of succession bounds the probabilities: with n pairs, none is nearer to 0 or 1 than about 1 / n."""
+    Laplace's rule of succession bounds the probabilities: with n pairs, they are at least about 1 / n from 0 and 1."""
     if not len(scores):  # in a corpus of one passage, no hit has a rank above 1
         return PlattMap(0.0, 0.0)
     if min(int(relevant.sum()), int((~relevant).sum())) < FEWEST_FOR_ISOTONIC:

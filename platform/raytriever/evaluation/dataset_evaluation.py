@@ -31,7 +31,7 @@ from raytriever.metrics.pair_threshold import ScoredPools
 
 
 def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluation: Evaluation) -> int:
-    """Return the number of queries with a copy of a relevant passage ranked above that passage."""
+    """Return the number of queries with a relevant passage that ranks below a copy of itself."""
     copies, ranking = dataset.documents.copies, evaluation.ranking
     if not len(copies):
         return 0
@@ -109,7 +109,7 @@ class DatasetEvaluation:
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def about(self) -> About:
-        """Return the split, and the numbers of queries, documents, absent documents and copies over all parts."""
+        """Return the split and, summed over all parts, the numbers that `results.About` describes."""
         absent = [part.judged.count_absent() for part in self.parts]
         return About(
             queries=sum(len(part.judged.queries) for part in self.parts),
@@ -177,7 +177,7 @@ class EvaluationStore:
     def get(
         self, model: str, dataset: str, split: str, key: Mapping[str, Any], evaluate: Callable[[], Evaluation]
     ) -> Evaluation:
-        """Return a stored result, or compute it and store it."""
+        """Return the stored result. If there is none, compute and store it."""
         parts = Pieces(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:

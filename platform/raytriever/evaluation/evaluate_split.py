@@ -77,8 +77,8 @@ class Evaluation:
 
     `queries` are positions in the data set; `per_query` and `ranking` have the same order. `per_query` has each metric
     with values by query. `ranking` has positions of the best documents, best first, padded with -1. Pooled scores have
-    the index of their query in `queries`. `unanswered` are rankings of queries without an answer, by kind; `removed`
-    ranks all `queries` without relevant documents and the copies of these. `notes` say what the system lacks."""
+    the index of their query in `queries`. `unanswered` are rankings of queries without an answer, by kind; kind
+    `removed` has all `queries`, ranked without relevant documents and copies. `notes` say what the system lacks."""
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]

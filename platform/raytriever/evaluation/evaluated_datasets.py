@@ -6,8 +6,8 @@ A folder that contains data sets in BEIR layout, but is not a data set itself, i
 metrics are means over the parts, as for CQADupStack in BEIR.
 
 Encoding a whole corpus for every checkpoint is expensive. A sample contains all judged documents and a chosen number of
-others. Half of these are BM25's best results for the queries, rank by rank, and the rest is random. Metrics on a sample
-are higher than on the whole corpus; compare them only with each other."""
+other documents. Half of the others are BM25's best results for the queries, rank by rank; the rest is random. Metrics
+on a sample are higher than on the whole corpus; compare them only with each other."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EvaluationDataset:
 
     @property
     def folder(self) -> str:
-        """Path of the data set; if it is divided, the folder of its parts."""
+        """Path of the data set; for a divided data set, the folder of its parts."""
         return os.path.dirname(self.sources[0]) if self.is_divided else self.sources[0]
 
     def rename(self, name: str) -> EvaluationDataset:
@@ -89,7 +89,7 @@ class EvaluationDataset:
 class _Member:
     """Data set of BEIR: the split with judgements, and its names in other libraries if they differ from BEIR's.
 
-    `task` is the name in MTEB. `registered` is the name below `beir/` in `ir_datasets`, `hub` below `mteb/` on the hub.
+    `task`: name in MTEB. `registered`: name below `beir/` in `ir_datasets`. `hub`: name below `mteb/` on the hub.
     """
 
     task: str
@@ -139,7 +139,7 @@ def describe_datasets(
 def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
     """Return the data sets with names that differ in tables and file names.
 
-    Data sets with equal names get the names of their parent folders as far as these differ, else a number."""
+    If names are equal, the names of parent folders are put before them, or a number is added if these are equal too."""
     for index, dataset in enumerate(datasets):
         evaluated = dataset.sources, dataset.split, dataset.protocol
         if any(evaluated == (other.sources, other.split, other.protocol) for other in datasets[:index]):
@@ -170,9 +170,9 @@ def find_beir(
     """Find the public data sets of BEIR (Thakur et al., 2021, arXiv:2104.08663), in the order of its tables.
 
     Each is looked up as a folder of `root` with the name of BEIR's archive, then in `ir_datasets`, then below `mteb/`
-    on the hub. The last two may download it. If the folder exists, nothing else is tried, so that errors of the folder
-    are reported. The four data sets that are not public, such as BioASQ and Robust04, do not belong to
-    the suite. Return the data sets, and for each missing data set a line with its name and the reasons. `describe` is
+    on the hub. The last two steps may download data. If the folder exists, nothing else is tried, so that errors of the
+    folder are reported. The four data sets that are not public, such as BioASQ and Robust04, do not belong to the
+    suite. Return the data sets, and for each missing data set a line with its name and the reasons. `describe` is
     `describe_datasets`. `check` opens a data set, and raises a `UserError` if that fails."""
     datasets, missing = [], []
     for name, member in BEIR.items():
@@ -193,7 +193,7 @@ def find_beir(
 
 
 def find_parts(source: str) -> list[str]:
-    """Return the parts of a data set, as folders or names in `ir_datasets`. Return none for an undivided one."""
+    """Return the parts of a data set, as folders or names in `ir_datasets`. Return [] for an undivided data set."""
     if source.startswith(IR_DATASETS):
         return _registered_parts(source.removeprefix(IR_DATASETS))
     folder = expanded(source)
@@ -286,7 +286,7 @@ def _select_documents(
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:
-    """Return the last component of each path or hub name, with as many before it as make the names distinct.
+    """Return the last component of each path or hub name, after as many parent components as make the names distinct.
 
     Components are joined by `_`. A last component `model` is replaced by the name of its run directory. Each character
     that is not allowed in both file names and MLflow's metric names becomes `_`. Equal sources get equal names."""

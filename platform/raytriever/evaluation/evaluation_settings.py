@@ -9,7 +9,7 @@ from raytriever.core.paths import FOLDER
 from raytriever.core.setting_declarations import Need, option
 from raytriever.core.unknown_names import did_you_mean
 
-# Repeated from `metrics.answer_confidence`, which imports NumPy and would slow `--help` down.
+# The names are repeated from `metrics.answer_confidence`, which imports NumPy and would slow `--help` down.
 CONFIDENCES = ("score", "entropy", "combined")
 MTEB = "mteb"
 DTYPES = ("fp32", "int8", "binary", "ubinary")

@@ -52,7 +52,7 @@ _FAMILIES = {
 }
 _TITLES = {AUC: "AUC", QUERY_AUC: "AUC per query"}
 _NO_ABSENT = AbsentDocuments(np.zeros(0, np.int64), (), np.zeros(0, np.int64))
-# Position of the own document of a query that has none. Rankings, padded with -1, never contain it.
+# Entry of `own_documents` for a query without an own document. Rankings, which are padded with -1, never contain it.
 _NO_DOCUMENT = -2
 
 
@@ -195,12 +195,12 @@ def read_best_metric(best_metric: str) -> str:
     except ConfigError as error:
         raise error.at(setting("best_metric", best_metric)) from error
     if len(names) != 1:
-        raise ConfigError("names several metrics", setting("best_metric", best_metric), "give one")
+        raise ConfigError("names several metrics", setting("best_metric", best_metric), "give one metric")
     return names[0]
 
 
 def metric_title(name: str) -> str:
-    """Return a metric's name for tables, such as `nDCG@10`. An unknown name, of another version, stays as it is."""
+    """Return a metric's name for tables, such as `nDCG@10`. An unknown name (from another version) is not changed."""
     if cutoff := accuracy_cutoff(name):
         return f"Acc@{cutoff}"
     try:
@@ -229,7 +229,7 @@ def _read_metric(word: str) -> str:
         metric, _ = ranking_metric(name)
     except MetricInputError as error:
         right = f"{written} without a cutoff" if family in (*_TITLES, "r_precision") else f"{written}@10"
-        raise ConfigError(f"{word!r} has no such cutoff", METRICS_FLAG, f"write {right}") from error
+        raise ConfigError(f"{word!r} does not have a valid cutoff", METRICS_FLAG, f"write {right}") from error
     return name if at or metric.cutoff == "never" else f"{name}_at_{RUN_DEPTH}"
 
 

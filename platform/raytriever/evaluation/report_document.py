@@ -105,7 +105,7 @@ def notes_on(about: About) -> list[str]:
         )
     if copies := [f"{model} {count:,}" for model, count in about.copies_above.items() if count]:
         notes.append(
-            f"Queries of {about.queries:,} with a copy of a relevant passage ranked above it: {', '.join(copies)}. The "
+            f"Queries, of {about.queries:,}, with a copy ranked above a relevant passage: {', '.join(copies)}. The "
             "copy counts as not relevant."
         )
     notes += [f"{model}: {line}." for model, lines in about.notes.items() for line in lines]

@@ -3,8 +3,8 @@
 A data set may mark questions that its corpus does not answer (kind `given`). `--unanswerable removed PATH` adds more:
 
 - `removed`: half of the questions (a fifth with `removed=0.2`) lose their answers: their relevant documents, and the
-  copies of these, are not searched. This needs no new text, so every threshold is tested on all questions in this way
-  too.
+  copies of these, are not searched. This needs no new text, so every threshold is also tested on all questions in
+  this way.
 - `foreign`: the questions of another data set, which no document of this corpus answers. A question is left out if this
   data set has it too, or if this corpus contains one of its relevant passages."""
 
@@ -77,7 +77,7 @@ RESCORE_MULTIPLIER = 2
 
 @dataclass(frozen=True)
 class QuantizedVariant:
-    """Quantized or truncated variant of a model's embeddings, made from those in fp32."""
+    """Quantized or truncated variant of a model's embeddings, made from its fp32 embeddings."""
 
     model: str
     dtype: str  # type of the components, one of `evaluation_settings.DTYPES`
@@ -94,7 +94,7 @@ class QuantizedVariant:
 class EvaluatedModel:
     """System of an evaluation with its name in tables and files.
 
-    `variant` is set if it is a variant of an earlier model's embeddings."""
+    `variant` is set if the system is a variant of an earlier model's embeddings."""
 
     name: str
     system: SystemTree
@@ -134,7 +134,7 @@ class EvaluationJob:
         return [model.variant for model in self.models if model.variant]
 
     def content(self) -> dict[str, Any]:
-        """Return everything that decides the results, for `results.json`. `precision` must be the one in use."""
+        """Return everything that decides the results, for `results.json`. `precision` must be the precision in use."""
         return {
             "models": {model.name: describe_system(model.system) for model in self.models if not model.variant},
             "data sets": {
@@ -169,7 +169,7 @@ class EvaluationJob:
 
     @property
     def chooses_weights(self) -> bool:
-        """True if a fusion is weighted. Its weight is then chosen on `calibration_split`."""
+        """True if there is a weighted fusion. Its weight is chosen on `calibration_split`."""
         return any(has_weight(model.system) for model in self.models)
 
 
@@ -188,7 +188,7 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
 
 
 def name_models(models: Sequence[tuple[str | None, SystemTree]]) -> list[EvaluatedModel]:
-    """Name the systems for tables and files. A system with an explicit name keeps it."""
+    """Name the systems for tables and files. A system with an explicit name keeps this name."""
     labels = [safe_name(label) if label else None for label, _ in models]
     sources = [system_text(tree) for _, tree in models]
     paths = list(dict.fromkeys(path for _, tree in models for path in paths_of(tree)))
@@ -360,7 +360,7 @@ def foreign_questions(
     if len(kept) < len(asked):
         log(
             f"{other.name}: {len(asked) - len(kept):,} of {len(asked):,} questions are left out: {dataset.name} has "
-            "the question, or a relevant passage of it"
+            "the question, or a passage relevant to it"
         )
     if not kept:
         what = f"has only questions that {dataset.name} has or answers too" if asked else "has no question"

@@ -5,7 +5,7 @@ Names of models and data sets are untrusted: each format escapes them, so that t
 Printed tables have two layouts. With at most `WIDE` data sets, each model is a row. Each data set is a group of
 columns, with a column for each metric (Optimizing What Matters, Table 1). With more data sets, there is a table for
 each metric, whose rows are data sets and whose columns are models (Training dense retrievers with multiple positive
-passages, Table 3). Averages are over the data sets, numbers are multiplied by 100. All tables show the same tests."""
+passages, Table 3). Averages are over the data sets; numbers are multiplied by 100. All tables show the same tests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ReportTable:
     rows: Sequence[Sequence[str | Cell]]
     note: str = ""  # explanation below the table of a page
     group: str = ""  # heading of a group of tables of which a page shows one at a time
-    # In printed tables, titles above groups of columns after the first, with their numbers of columns.
+    # Titles above groups of columns in printed tables, each with its number of columns. The first column has no group.
     spans: Sequence[tuple[str, int]] = ()
 
     def as_text(self) -> str:
@@ -196,14 +196,14 @@ Rows = list[list[str | Cell]]
 
 
 def number_cell(value: float | None, *, signed: bool = False) -> Cell:
-    """Return a cell with a number of four decimals; a dash for None."""
+    """Return a cell with a number that has four decimals; a dash for None."""
     if value is None or value != value:
         return Cell(NOTHING)
     return Cell(f"{value:+.4f}" if signed else f"{value:.4f}", float(value))
 
 
 def p_cell(p: float) -> Cell:
-    """Return a cell with a p-value of four decimals."""
+    """Return a cell with a p-value that has four decimals."""
     return Cell("<0.0001" if p < 1e-4 else f"{p:.4f}", p)
 
 

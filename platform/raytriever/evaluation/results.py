@@ -48,11 +48,11 @@ class About:
     # By model, the number of queries that `dataset_evaluation.count_copies_above` counts.
     copies_above: dict[str, int] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)  # labels of the parts of a divided data set
-    # By model, sentences about what it lacks for the data set.
+    # For each model, sentences about what the model lacks for the data set.
     notes: dict[str, list[str]] = field(default_factory=dict)
     # Statistics of BM25's analyzer by part, if BM25 is evaluated.
     bm25: dict[str, AnalysisAbout] = field(default_factory=dict)
-    # By model, a line with its prompts for this data set, if it has special ones.
+    # For each model that has prompts for this data set only, a line with these prompts.
     prompts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -70,7 +70,7 @@ class TestedPair:
     metric: str
     model: str  # the system with the higher mean
     against: str
-    difference: float  # its mean minus that of `against`, at least 0; `low` to `high` is its 95 % interval
+    difference: float  # mean of `model` minus mean of `against`, at least 0; its 95 % interval is `low` to `high`
     low: float
     high: float
     p: float  # p-value of the two-sided paired t-test, or of the t-test over queries and seeds
@@ -117,7 +117,7 @@ class ErrorRow:
 class ThresholdRow:
     """Threshold of a model for one target (see `protocol.target_text`), chosen on some queries and tested on others.
 
-    The two splits are equal if it was chosen and tested on the same queries, because there are few. `chosen` is the
+    With few queries, both splits are equal: the threshold is chosen and tested on the same queries. `chosen` is the
     value that the threshold achieved on the queries on which it was chosen. `checked` is its value on the tested
     queries. If no threshold reaches the target, `chosen` is the best value, `threshold` and `kept` are None, and
     `fractions` is empty.
@@ -198,7 +198,7 @@ class Results:
     thresholds: list[ThresholdRow] = field(default_factory=list)
     confidences: list[ConfidenceRow] = field(default_factory=list)
     variants: list[VariantRow] = field(default_factory=list)
-    # By model, how it reads texts and the dimension of its embeddings.
+    # For each model, how it reads texts, and the dimension of its embeddings.
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)  # lines about bad rows
     missing: list[str] = field(default_factory=list)  # a line for each missing data set of a suite
@@ -231,7 +231,7 @@ def finite(value: float) -> float | None:
 
 
 def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
-    """Raise `ConfigError` if a directory holds anything but an evaluation with the same request.
+    """Raise `ConfigError` if a directory holds other files than an evaluation with the same request.
 
     `fresh` accepts the results of another request, which are then replaced."""
     if not output.is_dir() or not any(output.iterdir()):
@@ -250,7 +250,7 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    """Return whether two values of a request are equal or name the same files, which may have another path now."""
+    """Return whether two values of a request are equal or name the same files, perhaps under another path now."""
     if isinstance(before, dict) and isinstance(now, dict):
         return before.keys() == now.keys() and all(_is_same(before[name], now[name]) for name in now)
     if isinstance(before, str) and isinstance(now, str) and before != now and Path(now).exists():
@@ -274,12 +274,12 @@ def without_nan(value: Any) -> Any:
 
 
 def datasets_of(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the data sets on which any model was evaluated, in order of appearance."""
+    """Return the data sets on which at least one model was evaluated, in order of appearance."""
     return list(dict.fromkeys(name for sets in models.values() for name in sets))
 
 
 def metrics_of(models: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Return the metrics that any model has, in order of appearance."""
+    """Return the metrics that at least one model has, in order of appearance."""
     return list(dict.fromkeys(name for sets in models.values() for values in sets.values() for name in values))
 
 

@@ -104,7 +104,7 @@ def run_evaluation(
             directory.finish()
             if write_page is not None:
                 write_page(folder)
-            # Write them before the commit: after it, the same command would do nothing.
+            # Save calibrations before the commit: a command that is repeated after the commit would not save them.
             save_calibrations(calibrations, output, log)
         remove(store.folder)
         run.log(points_of(results))
@@ -199,7 +199,7 @@ def _evaluate_part(
         key = {
             "device": encoders.device_type,
             "system": [encoders.systems[model.name], system.digest],
-            # Compute digests from what the encoders compute: the name of a function does not identify its content.
+            # Use the digests of the encoders themselves: the name of a function does not identify what it computes.
             "encoders": [encoders[node].digest(node, side) for node in encoders_of(model.system) for side in SIDES],
             "dataset": [part.dataset.digest, part.dataset.location],
         }
@@ -274,7 +274,7 @@ def _log_dataset(
     source, documents = evaluated.source, sum(len(part.dataset.documents) for part in parts)
     log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
     if own := sum(part.judged[source.split].count_own() for part in parts):
-        line = f"{own} queries have a relevant document with their own id, which is left out"
+        line = f"{own} queries have a relevant document with the id of the query; this document is left out"
         log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, if ids are equal by chance")
     for label, analysis in evaluated.bm25.items():
         if analysis["warning"]:
@@ -284,7 +284,7 @@ def _log_dataset(
 
 
 def _write_quarantine(evaluated: DatasetEvaluation, folder: Path, output: Path) -> list[str]:
-    """Write the bad rows of each part into the unfinished directory. Return a line about each, with its final path."""
+    """Write the bad rows of each part into the unfinished directory. Return a line about each file with its path."""
     lines = []
     for part in evaluated.parts:
         left_out = part.dataset.quarantine.write(folder / evaluated.label(part))

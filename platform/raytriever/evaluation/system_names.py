@@ -95,7 +95,7 @@ def parse_system(word: str, settings: ModelConfig | None = None) -> SystemTree:
     if "" in names or len(names) < 2:
         raise _refused(word, "names fewer than two systems", "write A+B, such as bm25+minilm")
     if fused != word and len(names) > 2:
-        raise _refused(word, f"weighs {len(names)} systems", f"write A+B{WEIGHTED}")
+        raise _refused(word, f"gives weights to {len(names)} systems", f"write A+B{WEIGHTED}")
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise _refused(word, f"fuses {repeated} with itself", "give two different systems")
     return Fusion(tuple(_parse_leaf(name, settings) for name in names), fused != word)

@@ -55,10 +55,10 @@ class RetrievalBackend:
 
 
 class Encoders:
-    """Cache of encoders by their settings. The least recently used ones are dropped, and loaded again when needed.
+    """Cache of encoders by their settings. The least recently used encoders are dropped, and loaded again when needed.
 
     Attributes:
-        systems: by name of the model, how it reads texts and the dimension of its embeddings.
+        systems: name of a model -> how it reads texts, and the dimension of its embeddings.
         cross_encoders: cross-encoders of rerankings by name; they stay in memory.
     """
 
@@ -172,7 +172,7 @@ class DenseSystem:
 def score_pairs(
     encode: Callable[[ndarray], ndarray], read: Callable[[ndarray], ndarray], queries: ndarray, documents: ndarray
 ) -> Float32[ndarray, " pairs"]:
-    """Return the score of each pair. The first two arguments are functions that return embeddings of each side."""
+    """Return the score of each pair. `encode` returns embeddings of queries, `read` of documents."""
     asked, rows = np.unique(queries, return_inverse=True)
     distinct, index = np.unique(documents, return_inverse=True)
     return pair_scores(encode(asked), read(distinct), rows, index)

@@ -60,7 +60,7 @@ class RowRelevance:
     # Row of each pair that is not a negative (a positive or a known positive), ascending.
     excluded_rows: Int64[Tensor, " excluded"]
     excluded_columns: Int64[Tensor, " excluded"]  # column of each such pair
-    # Index of the first such pair of each row, and after these the number of all such pairs. Always on the CPU.
+    # Index of the first such pair of each row. The last entry is the number of all such pairs. Always on the CPU.
     excluded_starts: Int64[ndarray, " rows+1"]
     rows: int  # number of rows of all workers together
     negatives: int  # number of negative pairs of all workers together
@@ -70,7 +70,7 @@ class RowRelevance:
     group: TeacherGroup | None = None  # teacher scores of the group of each row; None without a teacher
     labels: TeacherGroup | None = None  # graded relevance of each row's own group; None for binary relevance
     # The relevance of the other direction, where passages search for queries. Its rows are the first positives of this
-    # worker's queries, its candidates the distinct queries of all workers. None if no loss needs it.
+    # worker's queries. Its candidates are the distinct queries of all workers. None if no loss needs it.
     exchanged: RowRelevance | None = None
 
     @property
@@ -127,9 +127,9 @@ class Candidates:
     def exchange_roles(self, workers: WorkerGroup) -> Candidates:
         """Return the batch of the other direction, in which passages search for their queries. All workers call this.
 
-        The rows are the first positives of this worker's queries, the candidates the distinct queries of all workers.
-        If a passage is a positive or known positive of a query, the query is never a negative of the passage, whichever
-        workers have them."""
+        The rows are the first positives of this worker's queries. The candidates are all workers' distinct queries.
+        If a passage is a positive or known positive of a query, the query is never a negative of the passage, even if
+        different workers have the two."""
         relevance = self.relevance.exchanged
         assert relevance is not None
         return replace(
@@ -152,12 +152,12 @@ def check_batch(
     """Raise `LossInputError` if the shapes and types of one worker's embeddings and ids do not agree."""
     if queries.ndim != 2 or passages.ndim != 2 or queries.shape[1] != passages.shape[1]:
         raise LossInputError(
-            f"the shapes of the embeddings are {tuple(queries.shape)} and {tuple(passages.shape)}",
+            f"the embeddings have shapes that do not fit: {tuple(queries.shape)} and {tuple(passages.shape)}",
             remedy="give queries and passages as two tensors [texts, dim] with equal dim",
         )
     if not queries.is_floating_point() or queries.dtype != passages.dtype:
         raise LossInputError(
-            f"query embeddings are {queries.dtype}, passage embeddings {passages.dtype}",
+            f"query embeddings are {queries.dtype}, but passage embeddings are {passages.dtype}",
             remedy="use the same floating-point dtype for both",
         )
     counts, expected = (len(queries), len(passages)), (len(relevance.queries), len(relevance.passages))

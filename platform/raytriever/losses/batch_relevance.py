@@ -1,9 +1,9 @@
 """Relevance in a global batch: which candidates are positives of a query, and which are not its negatives.
 
 The relevance depends only on ids. In training the loader computes it on the CPU before the step, so no step waits for
-a GPU to read an id. A positive document of a query is its positive anywhere in the batch. If a document occurs twice,
-only its first occurrence is a candidate. Known positives are not negatives either. The pairs are stored in sparse
-lists, built by sorting, so nothing here has the size of the score matrix.
+a GPU to read an id. A positive of a query is its positive wherever the document is in the batch. If a document occurs
+twice, only its first occurrence is a candidate. Known positives are not negatives either. The pairs are stored in
+sparse lists, built by sorting, so nothing here has the size of the score matrix.
 
 This module uses numpy, because torch would give the loader's thread its own thread pool."""
 
@@ -60,7 +60,7 @@ def find_relevance(
     Args:
         teacher: a teacher's scores of any size; higher is more relevant. Repeats of a document in a row are ignored.
         symmetric: also compute the other direction, where passages search for queries.
-        labels: graded relevance, 0 to 1. Positives without a label have 1, other passages without a label 0.
+        labels: graded relevance, 0 to 1. Without a label, positives have 1 and other passages have 0.
 
     Raises:
         LossInputError: an id is negative, a query has no positive, a positive is not among the passages, there are no
@@ -110,7 +110,7 @@ def mask_repeats(columns: Int64[ndarray, "rows some"]) -> Int64[ndarray, "rows s
 
 
 def in_ranges(begin: Int64[ndarray, " ranges"], end: Int64[ndarray, " ranges"]) -> tuple[ndarray, ndarray]:
-    """Concatenate the ranges [begin, end). Return all their numbers, and for each number the index of its range."""
+    """Concatenate the ranges [begin, end). Return the numbers in them, and for each number the index of its range."""
     counts = end - begin
     owner = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(owner)) + (begin - counts.cumsum() + counts)[owner], owner
@@ -178,7 +178,8 @@ def _group(
     documents: ndarray, scores: ndarray, distinct: _Distinct, positives: ndarray, pairs: _Pairs, first_row: int
 ) -> TeacherGroup:
     if scores.shape != documents.shape:
-        raise LossInputError(f"scores {scores.shape} and documents {documents.shape} differ in shape", "teacher")
+        what = f"scores have the shape {scores.shape}, but documents have the shape {documents.shape}"
+        raise LossInputError(what, "teacher", "give one score for each document")
     if np.isinf(scores).any():
         raise LossInputError("a score is infinite", "teacher", "give finite scores, and NaN for no score")
     columns = mask_repeats(np.where(np.isnan(scores), PAD, distinct.columns(documents)))

@@ -96,7 +96,7 @@ def margin_mse(student: Scores, teacher: Scores, group: TeacherGroup, workers: W
 
     The student learns the teacher's margins between positives and hard negatives (Hofstätter et al., 2020,
     arXiv:2010.02666). With dot products and both temperatures 1, it is the loss of the paper. Margins of cosines are at
-    most 2, margins of a teacher about 10; tau brings the student's margins to the scale of the teacher's."""
+    most 2, and a teacher's margins are about 10. So tau brings the student's margins to the teacher's scale."""
     difference = student - teacher
     pairs = group.is_positive[:, :, None] & group.is_negative[:, None, :]
     errors = torch.where(pairs, difference[:, :, None] - difference[:, None, :], 0).square()

@@ -19,7 +19,7 @@ _reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distrib
 class WorkerGroup:
     """Data-parallel group, seen from one worker. All workers call every collective in the same order.
 
-    With one worker, every collective is the identity. `group` is that of torch.distributed; None means the default."""
+    With one worker, every collective is the identity. None as `group` means torch.distributed's default."""
 
     def __init__(self, group: distributed.ProcessGroup | None = None, rank: int = 0, size: int = 1) -> None:
         self._group, self.rank, self.size = group, rank, size

@@ -28,13 +28,13 @@ from raytriever.losses.loss_settings import LossConfig
 from raytriever.losses.nested_embeddings import check_dims, narrow_candidates
 from raytriever.losses.score_matrix import ScoreLoss
 
-# Upper bound of the length of a normalized embedding. Rounding to bf16 can lengthen it twice: when it is normalized and
-# when it is sent to other workers.
+# Upper bound of the length of a normalized embedding. Rounding to bf16 can lengthen it at two points: when it is
+# normalized, and when it is sent to other workers.
 UNIT = 1 + 2.0**-7
 # Below this temperature, mw places its grid around the positives. Then the CPU must wait for the GPU anyway, so a bound
 # that is known in advance has no advantage.
 SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
-# Adam changes a parameter by about the learning rate in a step. At 2e-5, a step changes the bias of `bce` by 0.02 tau.
+# Adam changes a parameter by about the learning rate in a step. For 2e-5, a step changes the bias of `bce` by 0.02 tau.
 BIAS_UNIT = 1000.0
 
 
@@ -165,7 +165,7 @@ class Loss(nn.Module):
     def _largest_score(self, batch: Candidates, passages: Tensor, workers: WorkerGroup) -> float:
         """Return an upper bound of |score| / tau over the batch, by Cauchy-Schwarz. It covers truncated embeddings.
 
-        Only here, a loss makes the CPU wait for the GPU. On a GPU, this is not called for embeddings of length one.
+        Nowhere else does a loss make the CPU wait for the GPU. For unit-length embeddings on a GPU, this is not called.
 
         Raises:
             LossInputError: an embedding is not finite, or a score or squared distance may overflow in some order of
@@ -269,7 +269,7 @@ def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES)
     sent[: own.numel()] = own.flatten()
     gathered = workers.all_gather(sent)
     positives = gathered.nan_to_num(nan=torch.inf).sort().values
-    # A pair is wrong if the negative is above the positive, and half wrong if their scores are equal.
+    # A pair counts as wrong if the negative scores above the positive, and as half wrong if their scores are equal.
     lost = torch.searchsorted(positives, scores) + torch.searchsorted(positives, scores, right=True)
     is_negative = is_negative[: len(queries)]
     sums = torch.stack([(lost * is_negative).sum(dtype=torch.float64) / 2, is_negative.sum(dtype=torch.float64)])

@@ -21,7 +21,7 @@ def read_dims(value: Any) -> str:
     """Normalize a list of embedding dimensions, separated by commas, to descending order. "" is an empty list.
 
     Raises:
-        ValueError: `value` is no such list.
+        ValueError: `value` is not such a list.
     """
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     names = [name.strip() for name in text.split(",")] if text else []
@@ -38,7 +38,7 @@ def read_weights(value: Any) -> str:
     """Normalize a list of weights of losses, separated by commas.
 
     Raises:
-        ValueError: `value` is no such list, has a number below 0, or has no number above 0.
+        ValueError: `value` is not such a list, has a number below 0, or has no number above 0.
     """
     listed = value if isinstance(value, list | tuple) else str(value).split(",")
     try:

@@ -6,7 +6,7 @@ others have label 0 and are read once, panel by panel:
 
 1. `cosent` is one log-sum-exp over the negatives of the whole batch. The highest score so far is subtracted. If a panel
    has a higher score, the derivatives of earlier panels are rescaled, as in an online softmax.
-2. `bce` is a sum over pairs. Its derivative by the bias is the sum of its derivatives by the scores."""
+2. `bce` is a sum over pairs. Its derivative for the bias is the sum of its derivatives for all scores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def labeled_pairs(batch: Candidates) -> tuple[Int64[Tensor, "rows pairs"], Float
 
 
 class _PooledReduction(Reduction):
-    """Reduction that reads the labeled pairs apart from the other pairs of a panel."""
+    """Reduction that reads the labeled pairs of a panel separately from the other pairs."""
 
     def __init__(self, candidates: Candidates) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class CosentReduction(_PooledReduction):
         """Add the panel's negatives to the sum, and write exp(n - peak) for each. `finish` scales these values."""
         self._scores.append(self._take_labeled(panel))
         peak = torch.maximum(self._peak, panel.scores.max())
-        # A guide may have masked every negative.
+        # A guide may have masked every negative. Then `peak` is -inf.
         unit = peak.masked_fill(peak == -torch.inf, 0)
         self.factor = torch.exp(self._peak - unit)
         self._peak = peak
@@ -115,7 +115,7 @@ class CosentReduction(_PooledReduction):
 
 
 def bce(config: LossConfig, batch: Candidates, workers: WorkerGroup) -> PartialLoss:
-    """Compute the binary cross-entropy over all pairs of the batch, for the relevance of the document to the query."""
+    """Compute the binary cross-entropy of the labels over all pairs of a query and a document of the batch."""
     assert batch.bias is not None
     reduction = BceReduction(batch, config.positive_weight)
     reduced = reduce_scores(reduction, batch, config.loss_precision)
@@ -133,7 +133,7 @@ class BceReduction(_PooledReduction):
     positive.
 
     Attributes:
-        by_bias: derivative of this worker's partial loss by the bias.
+        by_bias: derivative of this worker's partial loss with respect to the bias.
     """
 
     def __init__(self, candidates: Candidates, positive_weight: float) -> None:
@@ -144,7 +144,7 @@ class BceReduction(_PooledReduction):
         self.by_bias = candidates.queries.new_zeros((), dtype=torch.float64)
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's pairs, and write the derivatives by their scores. `finish` scales these derivatives."""
+        """Add the panel's pairs, and write the derivatives of the loss. `finish` scales these derivatives."""
         is_pair, labels = self._is_pair[panel.rows], self._labels[panel.rows]
         labeled = self._take_labeled(panel).add_(self._bias)
         of_one, of_zero = labels * _softplus(-labeled), (1 - labels) * _softplus(labeled)

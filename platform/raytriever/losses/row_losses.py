@@ -183,7 +183,7 @@ def write_positives(
 ) -> None:
     """Write the derivatives with respect to the positives' scores to their columns. `PAD` marks an empty slot.
 
-    For an empty slot, the first positive of its row is written again: to skip it, the CPU would wait for the GPU."""
+    For an empty slot, the first positive of its row is written again. Skipping it would make the CPU wait for a GPU."""
     is_positive = columns != PAD
     first = is_positive.int().argmax(1, keepdim=True)
     slots = torch.where(is_positive, torch.arange(columns.shape[1], device=columns.device), first)

@@ -54,7 +54,7 @@ class Panel:
     rows: slice  # slice of this worker's rows
     queries: Float[Tensor, "rows dim"]  # query embeddings of the rows, in the precision of the products
     scores: Float[Tensor, "rows candidates"]  # scores of the rows. The loss may overwrite them.
-    # Buffer for the derivative by each score. It is the tensor `scores`, or a bf16 tensor on a GPU.
+    # Buffer for the derivative with respect to each score. It is the tensor `scores`, or a bf16 tensor on a GPU.
     derivatives: Float[Tensor, "rows candidates"]
     excluded: tuple[Tensor, Tensor]  # (rows within the panel, columns) of the pairs that are not negatives
 
@@ -70,7 +70,7 @@ class Products:
 
     Args:
         precision: `fp32`, `tf32` or `bf16`.
-        like: embeddings, in the precision of the scores.
+        like: embeddings; they have the precision of the scores.
 
     Raises:
         LossInputError: the GPU does not multiply bf16.
@@ -101,7 +101,7 @@ class Products:
 
     @contextmanager
     def as_chosen(self) -> Iterator[None]:
-        """On a GPU, let PyTorch use TF32 for float32 matmuls only if it was chosen. Restore its setting at the end."""
+        """On a GPU, let PyTorch use TF32 for float32 matmuls only if TF32 was chosen. Then restore the setting."""
         before = torch.get_float32_matmul_precision()
         try:
             if self._on_gpu:
@@ -151,12 +151,12 @@ class Reduction:
     """Loss of one batch that reads the score matrix in panels.
 
     Attributes:
-        dense: True if the reduction writes a derivative by every score of a panel.
+        dense: True if the reduction writes a derivative for every score of a panel.
         sparse: further derivatives, as (rows, columns, derivatives); complete after `finish`.
         statistics: values to log, by name; complete after `finish`.
         values: for each panel, its part of this worker's partial loss, in double precision.
         factor: number that rescales derivatives, as in an online softmax; None for no rescaling. After each `reduce`,
-            the derivatives of all earlier panels are multiplied by it; after `finish`, those of all panels.
+            the derivatives of all earlier panels are multiplied by it. After `finish`, so are those of all panels.
     """
 
     dense = True
@@ -171,7 +171,7 @@ class Reduction:
         """Prepare for the first panel. The arguments are the operands of all panels."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add a panel to this worker's partial loss, and write the derivatives by its scores if `differentiate`."""
+        """Add a panel to this worker's partial loss, and write the derivatives of its scores if `differentiate`."""
         raise NotImplementedError
 
     def finish(self) -> Float[Tensor, ""]:

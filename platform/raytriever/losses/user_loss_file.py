@@ -134,7 +134,7 @@ def _run(file: Path, text: str) -> ModuleType:
 
 @contextmanager
 def errors_of(file: Path) -> Iterator[None]:
-    """Raise an error of a user's file as a `ConfigError` that names the last line of the file that was running."""
+    """Convert an error of a user's file to a `ConfigError`. It names the line of the file that ran last."""
     try:
         yield
     except UserError:

@@ -37,7 +37,7 @@ STATE, WEIGHTS = "state.json", "weights"
 _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
 _REMEDY = "give a checkpoint that is still in the directory of its run"
 CHECKPOINT = "the checkpoint"  # location in errors about slices, until the caller replaces it by the path
-OTHER_OUTPUT = f"give another {setting('output')}"
+OTHER_OUTPUT = f"the checkpoint is damaged: start a new run with another {setting('output')}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def whole_model(checkpoint: Path) -> Path:
 @torch.no_grad()
 def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
     retriever = load_retriever(trained.model, base_type(trained.model.lora_rank, trained.precision))
-    prepare_for_training(retriever, trained.model, seed=0)  # any seed: trained weights replace what depends on it
+    prepare_for_training(retriever, trained.model, seed=0)  # trained weights replace all random ones
     own = {f"{_RETRIEVER}{name}": parameter for name, parameter in retriever.named_parameters()}
     missing = {name for name, parameter in own.items() if parameter.requires_grad}
     for name, values in whole_tensors(read_slices(checkpoint, WEIGHTS)):
@@ -85,7 +85,7 @@ def _load(checkpoint: Path, trained: TrainedModel) -> Retriever:
         own[name].copy_(values)
         missing.discard(name)
     if missing:
-        raise StorageError(f"lacks {sorted(missing)[0]}", str(checkpoint), _REMEDY)
+        raise StorageError(f"lacks the tensor {sorted(missing)[0]}", str(checkpoint), _REMEDY)
     return retriever.eval()
 
 
@@ -100,8 +100,8 @@ class Slice:
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices of these kinds of files (`WEIGHTS`, ...), one kind after the other. Slices of the same
-    name are together. Each slice is read when the iterator reaches it."""
+    """Yield all workers' slices of these kinds of files (`WEIGHTS`, ...), one kind after the other. All slices of a
+    tensor come one after another. Each slice is read when the iterator reaches it."""
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))
@@ -117,7 +117,7 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
 
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
-    """Join slices to whole tensors. Slices of the same tensor must be adjacent; their order does not matter."""
+    """Join slices into whole tensors. All slices of a tensor must follow each other, in any order."""
     for name, pieces in groupby(slices, key=lambda piece: piece.name):
         yield name, _whole(name, list(pieces))
 
@@ -133,7 +133,7 @@ def _whole(name: str, pieces: list[Slice]) -> Tensor:
     reached = 0
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.shape != shape:
-            raise StorageError(f"{name} has the shapes {shape} and {piece.shape}", CHECKPOINT, OTHER_OUTPUT)
+            raise StorageError(f"slices of {name} have shapes {shape} and {piece.shape}", CHECKPOINT, OTHER_OUTPUT)
         if piece.start != reached:
             break
         reached += len(piece.values)

@@ -2,7 +2,7 @@
 
 Its directory holds a transformers model for sequence classification with one label, such as a CrossEncoder of
 sentence-transformers. Weights are read from safetensors only, and no code of the directory runs. The directory names an
-activation; the default is a sigmoid. A call returns scores after the activation, `logits` scores before it."""
+activation; the default is a sigmoid. A call returns scores after the activation; `logits` returns scores before it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ACTIVATIONS = ("Identity", "Sigmoid")
 
 class CrossEncoder:
     """Scorer of query-passage pairs; higher scores are more relevant. Raise `ConfigError` if the precision is `int8`.
-    Raise `ModelError` if the directory is missing; it has no safetensors, no trained head or several labels; it has
-    modules besides a transformer; or its activation is neither a sigmoid nor the identity.
+    Raise `ModelError` if the directory is missing; it has no safetensors, no trained head or more than one label; it
+    has modules besides a transformer; or its activation is neither a sigmoid nor the identity.
 
     Args:
         precision: `fp32` or `bf16`, the type of the weights.
@@ -113,8 +113,8 @@ def _check_plain(files: ModelFiles) -> None:
     pipeline = files.sides["passage"]
     after = [module.kind for module in (pipeline.pooling, *pipeline.head) if module is not None]
     if after or pipeline.transformer.folder != files.directory:
-        kinds = ", ".join(["Transformer", *after])
-        raise ModelError(f"consists of {kinds} and is not a plain cross-encoder", str(files.directory), "use another")
+        what = f"consists of {', '.join(['Transformer', *after])} and is not a plain cross-encoder"
+        raise ModelError(what, str(files.directory), "use a cross-encoder without further modules")
     if prompt := files.library.get("default_prompt_name"):
         raise ModelError(f"needs the prompt {prompt!r}", str(files.directory), "give a cross-encoder without a prompt")
 

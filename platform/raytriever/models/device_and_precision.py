@@ -67,5 +67,5 @@ def type_of(precision: str) -> torch.dtype:
 
 
 def base_type(lora_rank: int, precision: str) -> torch.dtype:
-    """Return the type in which training loads an encoder: float32, but with LoRA adapters `type_of(precision)`."""
+    """Return the type in which training loads an encoder: `type_of(precision)` with LoRA adapters, else float32."""
     return type_of(precision) if lora_rank else torch.float32

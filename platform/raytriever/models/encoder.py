@@ -177,7 +177,7 @@ def _check_text_encoder(model: Any, directory: Path) -> None:
 
 def set_dropout(module: nn.Module, probability: float) -> None:
     """Set the probability of every dropout of a transformer, also in its attention. Adapters keep their own dropout.
-    Modules of transformers store it in an `nn.Dropout`, or as a float such as `attention_dropout` or `attn_pdrop`."""
+    Transformers' modules store the probability in an `nn.Dropout`, or as a float such as `attn_pdrop`."""
     for name, submodule in module.named_modules():
         if DROPOUT in name.split("."):
             continue

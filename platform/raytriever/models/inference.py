@@ -39,12 +39,12 @@ from raytriever.models.tokenization import content_tokenizer_json
 
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
-# Minimum of tokens times embedding dimension in a GPU batch. Encoders of small dimension get more tokens per batch: to
-# launch a batch, Python takes 5 ms.
+# Smallest product of tokens and embedding dimension in a GPU batch. So encoders of small dimension get more tokens per
+# batch: Python takes 5 ms to launch a batch.
 _GPU_STATES = 1 << 26
 _AHEAD = 2  # number of batches to make ahead of the encoder
-# Most threads that encode on a CPU, and fewest batches per thread. With fewer batches, the wait for the slowest thread
-# costs more than the thread saves.
+# Largest number of threads that encode on a CPU, and smallest number of batches per thread. With fewer batches, the
+# wait for the slowest thread costs more than a further thread saves.
 MOST_THREADS, _PER_THREAD = 8, 2
 _progress_lock = Lock()  # threads of two calls may report progress at the same time
 
@@ -100,10 +100,10 @@ class TextEncoder(Protocol):
         """Return the prompts of a data set with these names."""
 
     def check_prompt(self, prompt: str, side: Side) -> None:
-        """Raise `ModelError` if a prompt leaves no room for the text."""
+        """Raise `ModelError` if a prompt is so long that it leaves no tokens for the text."""
 
     def contents(self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None) -> Sequence[Any]:
-        """Return the content of each text with its prompt, by default that of the side."""
+        """Return the content of each text with its prompt, which is by default the prompt of the side."""
 
     def assemble(self, contents: Sequence[Any], side: Side) -> Sequence[Any]:
         """Return the encoder's input for each content."""
@@ -274,7 +274,7 @@ def _encode_side_by_side(
     threads: int,
     on_progress: Callable[[int], None] | None,
 ) -> Callable[[], None]:
-    """Encode batches on a CPU in threads, each with its fraction of the cores; see `BatchEncoder.start`.
+    """Encode batches on a CPU in threads, each on some of the cores; see `BatchEncoder.start`.
 
     Returns:
         Function that waits for the last batches. It raises the error of a batch.

@@ -96,7 +96,7 @@ def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
 
 
 def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
-    """Return the full names of the linear layers with these suffixes; if there are none, of all but the pooler's."""
+    """Return the full names of the linear layers with these suffixes. For "", return all layers except the pooler's."""
     linear = [
         name
         for name, module in backbone.named_modules()

@@ -47,7 +47,7 @@ def read_pooling(text: str) -> str:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Settings of the encoder: the model, how it reads texts, and how it is trained. None means the model's own."""
+    """Settings of the encoder: the model, how it reads texts, and how it is trained. None: as in the model."""
 
     model: str = option("minilm", "encoder: minilm, a directory, or a hub name", reads=MODEL, metavar="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")

@@ -33,8 +33,8 @@ FROM_ZERO = frozenset({
 # Models of the same kind whose positions begin after the position of the padding token.
 AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 OBSTACLES = dict.fromkeys(("mpnet", "t5", "mt5", "umt5", "deberta", "deberta-v2"), "its attention has a position bias")
-# For an embedding table of at most this number of rows, the gradient is a product with one-hot rows. These are made
-# for this number of tokens at a time (268 MB).
+# For an embedding table of at most `FEW_ROWS` rows, the gradient is a product with one-hot vectors. These are made for
+# `MARKED` tokens at a time (268 MB).
 FEW_ROWS, MARKED = 1_024, 1 << 16
 DIMS = range(8, 257, 8)  # head dimensions that flash attention supports
 
@@ -56,7 +56,7 @@ def first_position(backbone: nn.Module) -> int:
 
 
 def use_packed_attention(backbone: Any) -> None:
-    """Make a transformers model use this attention, in place. The model must be able to encode packed texts."""
+    """Make a transformers model use the attention of this module, in place. The model must support packed texts."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
@@ -98,7 +98,7 @@ def attention(
         query, key, value: states, `[1, heads, tokens, dim]`. Key and value may have fewer heads (grouped heads).
         attention_mask: `starts` of packed texts, `[1, 1, 1, texts + 1]`; the padding mask if `max_length_q` is None.
         scaling: factor of the scores, by default 1 / sqrt(dimension).
-        sliding_window: distance from which on tokens do not attend to each other; None for no limit.
+        sliding_window: tokens at this distance or farther do not attend to each other; None for no limit.
         max_length_q: number of tokens of the longest text of a packed batch; None for a padded batch.
 
     Returns:
@@ -191,7 +191,7 @@ class RepeatableEmbedding(nn.Embedding):
     torch's deterministic algorithm is slow: with it, a step of MiniLM took 56 ms instead of 35."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of token numbers, as `nn.Embedding` does."""
+        """Return the embedding of each token id, as `nn.Embedding` does."""
         if self.padding_idx is None:
             return _Rows.apply(self.weight, input, -1)
         return _Rows.apply(self.weight, input, self.padding_idx)
@@ -212,7 +212,7 @@ class _Rows(torch.autograd.Function):
         if ctx.rows > FEW_ROWS:
             total.index_put_((numbers,), grad, accumulate=True)  # this sorts the rows, so the order of the sum is fixed
         else:
-            # In a small table many tokens share a row. With `index_put_`, they would be added one after another.
+            # In a small table, many tokens share a row. `index_put_` would add their gradients one after another.
             names = torch.arange(ctx.rows, device=grad.device)[:, None]
             with _exact_products():
                 for some, part in zip(numbers.split(MARKED), grad.split(MARKED), strict=True):

@@ -69,7 +69,7 @@ class _Packed:
 
     @cached_property
     def places(self) -> Int64[Tensor, " tokens"]:
-        """Number of each token in its text, counted from 1."""
+        """Position of each token in its text, counted from 1."""
         return torch.arange(1, len(self.states) + 1, device=self.states.device) - self.spread(self.starts[:-1])
 
     @cached_property
@@ -124,7 +124,7 @@ def _at(states: States, tokens: Int64[Tensor, " texts"]) -> Pooled:
     return states[torch.arange(len(states), device=states.device), tokens].to(torch.float32)
 
 
-# Pooling functions by mode. Arguments: states, mask of the pooled tokens, and number of each token in its text, from 1.
+# Pooling functions by mode. Arguments: states, mask of the pooled tokens, and place of each token in its text, from 1.
 MODES: dict[str, Callable[[States, Mask, Mask], Pooled]] = {
     "mean": _mean,
     "cls": lambda states, kept, places: _at(states, kept.to(torch.int8).argmax(1)),

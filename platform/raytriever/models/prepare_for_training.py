@@ -28,7 +28,7 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
         backbones.append(retriever.passage.backbone)
     if config.save_adapters and (len(backbones) > 1 or config.bidirectional is not None):
         several = len(backbones) > 1
-        kind = "in a model with two transformers" if several else f"onto a base with {setting('bidirectional', True)}"
+        kind = "in a model with two transformers" if several else f"with {setting('bidirectional', True)}"
         what = f"sentence-transformers cannot load adapters {kind}"
         raise ConfigError(what, setting("save_adapters", True), "leave it out, and use the merged weights in model/")
     if config.lora_rank:

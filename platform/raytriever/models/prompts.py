@@ -73,7 +73,7 @@ class PromptTable:
     stored: Mapping[str, str] = field(default_factory=dict)  # prompts of the model, by name
     # Prompts of the user for single data sets, by name. They have priority over all others.
     own: Mapping[str, str] = field(default_factory=dict)
-    # Sides for which the user gave one prompt for all data sets. Stored prompts are not used for them.
+    # Sides for which the user gave one prompt for all data sets. For these sides, stored prompts are not used.
     fixed: frozenset[Side] = frozenset()
 
     def of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
@@ -140,7 +140,7 @@ def prompt_by_name(name: str, stored: Mapping[str, str], prompt: str) -> str:
 
 
 def merge_prompts(stored: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Add the user's prompts to the stored prompts. They replace stored prompts of the same name, ignoring case."""
+    """Add the user's prompts to the stored prompts. A stored prompt of the same name, ignoring case, is replaced."""
     replaced = {name.casefold() for name in own}
     return {name: text for name, text in stored.items() if name.casefold() not in replaced} | dict(own)
 

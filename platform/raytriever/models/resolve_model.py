@@ -4,8 +4,8 @@ A checkpoint of a run (`checkpoint_model`), and a directory of LoRA adapters wit
 complete model in the cache. So all code that reads a model can read them too.
 
 `peft`, sentence-transformers and `--save-adapters` write directories that hold only LoRA adapters. Their
-`adapter_config.json` names the base in `base_model_name_or_path`. `peft` merges the adapters into the base. The cache
-key of the complete model is a digest of the adapters and the state of the base's files."""
+`adapter_config.json` names the base model in `base_model_name_or_path`. `peft` merges the adapters into it. The cache
+key of the complete model is a digest of the adapters and the state of the base model's files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
 
 
 WEIGHTS = "adapter_model.safetensors"
-# Suffixes of the files that are copied from the base. The merge writes the weights of the complete model.
+# Suffixes of the files that are copied from the base model. Weights are not copied: merging the adapters writes them.
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _PREFIX = re.compile(r"^base_model\.model\.(model\.)?")
 _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
@@ -81,10 +81,10 @@ _LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
 
 def merged_model(directory: Path, weights: bool = True) -> Path:
     """Return the directory of the base model with the adapters of `directory` merged into it. Raise `ModelError` if a
-    file is missing or damaged, the base cannot be found, or the adapters belong to another model.
+    file is missing or damaged, the base model cannot be found, or the adapters belong to another model.
 
     Args:
-        weights: if False, return the directory of the base itself: its layers have the same shapes.
+        weights: if False, return the directory of the base model itself: its layers have the same shapes.
     """
     settings = read_model_file(directory / ADAPTER, dict[str, Any])
     if settings.get("peft_type") != "LORA":
@@ -137,7 +137,7 @@ def _base_of(directory: Path, settings: dict[str, Any], weights: bool) -> Path:
 
 
 def _write(directory: Path, base: Path, aside: Path) -> None:
-    """Write the complete model: files of the base, the merged weights, and other files of the adapters' directory."""
+    """Write the complete model: files of the base model, merged weights, other files of the adapters' directory."""
     transformer = ModelFiles.read(base).sides["passage"].transformer
     folder = transformer.folder
     if (directory / MODULES).is_file():  # the directory of the adapters has its own modules, such as the pooling

@@ -43,7 +43,7 @@ _INT8_MULTIPLE = 8  # in int8, padded lengths are multiples of this number of to
 
 
 class Retriever(BatchEncoder):
-    """Two towers and their tokenizer. If both sides share a tower, it is the same module.
+    """Two towers and their tokenizer. If both sides share a tower, `query` and `passage` are the same module.
 
     Args:
         prompts: prompts by data set; by default those of the description.
@@ -138,9 +138,9 @@ class Retriever(BatchEncoder):
     def contents(
         self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None
     ) -> list[Int64[ndarray, " tokens"]]:
-        """Return the token ids of each text of one side with its prompt, as prepared data sets store them.
+        """Return the token ids of each query or passage with its prompt, as prepared data sets store them.
 
-        They have no special tokens and are not truncated.
+        The token ids include no special tokens and are not truncated.
 
         Args:
             prompt: prompt of all texts, or a list with one for each; by default that of the side. If it is one prompt,
@@ -155,7 +155,7 @@ class Retriever(BatchEncoder):
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def assemble(self, contents: Sequence[ndarray], side: Side) -> list[Int64[ndarray, " tokens"]]:
-        """Truncate contents to the side's length, and add special tokens. Do not pad."""
+        """Truncate token ids to the maximum length of the side, and add special tokens. Do not pad."""
         length = self.description.query_length if side == "query" else self.description.passage_length
         return self.template.assemble(contents, length)
 
@@ -182,7 +182,7 @@ class Retriever(BatchEncoder):
         return tokens
 
     def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
-        """Pack texts of one side without padding; see `packing`."""
+        """Pack queries or passages without padding; see `packing`."""
         tower = self.query if side == "query" else self.passage
         return pack(token_ids, packed_attention.first_position(tower.backbone), prompt_lengths)
 
@@ -193,7 +193,7 @@ class Retriever(BatchEncoder):
         prompt: str | Sequence[str] | None = None,
         tokens: int | None = None,
     ) -> Buckets:
-        """Convert contents of one side to inputs of the encoder: packed, or in buckets of similar length.
+        """Convert queries or passages to inputs of the encoder: packed, or in buckets of similar length.
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
@@ -223,7 +223,7 @@ class Retriever(BatchEncoder):
         return [lengths[prompt] for prompt in prompts]
 
     def tokenize(self, texts: Sequence[str], side: Side, tokens: int | None = None) -> Buckets:
-        """Tokenize texts of one side, and return them as `batch_of` does."""
+        """Tokenize queries or passages, and return the result of `batch_of`."""
         return self.batch_of(self.contents(texts, side), side, tokens=tokens)
 
     @cached_property
@@ -234,14 +234,14 @@ class Retriever(BatchEncoder):
         return Tokenizer.from_str(content_tokenizer_json(self.tokenizer))
 
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
-        """Return the embeddings of one side, `[texts, dim]`."""
+        """Return the embeddings of queries or passages, `[texts, dim]`."""
         tower = self.query if side == "query" else self.passage
         inputs = dict(tokens)
         return tower(inputs, inputs.pop("left_out", self._left_out[side]))
 
     @cached_property
     def _left_out(self) -> dict[Side, int]:
-        """For each side, the number of first tokens that are not pooled: the tokens of its prompt, or 0."""
+        """For each side, the number of first tokens that are not pooled: those of the side's prompt, or 0."""
         return {side: (self.prompt_lengths(None, side, 1) or [0])[0] for side in SIDES}
 
     def _prompt_tokens(self, prompt: str, side: Side) -> int:
@@ -348,7 +348,7 @@ def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
     table = _learned_positions(backbone)
     if table is None:
         return
-    # RoBERTa-like models number positions from the padding position on.
+    # In RoBERTa-like models, the positions of a text begin after the padding position.
     positions = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
     if length > positions:
         remedy = f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}"

@@ -37,7 +37,7 @@ from raytriever.models.prompts import SIDES, Side, fill_title
 from raytriever.models.retriever import Retriever
 from raytriever.models.tokenization import has_lowercase
 
-# Package of the class paths in the file format of sentence-transformers since 2.0. Newer releases still read them.
+# Package of the class paths in files since sentence-transformers 2.0. Newer releases still read these paths.
 _PACKAGE = "sentence_transformers.models"
 
 
@@ -47,7 +47,7 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
     Args:
         retriever: the model. Its adapters are merged into the written weights.
         adapters_of: settings that name the base model. If passed, only the adapters are written, in the format of
-            `peft`, not the transformers' weights. Then sentence-transformers loads them onto the base.
+            `peft`, not the transformers' weights. Then sentence-transformers loads them onto the base model.
     """
     description = retriever.description
     if adapters_of is None:
@@ -109,7 +109,7 @@ def _write_start(
     if adapters_of is not None:
         write_adapters(tower.backbone, adapters_of, folder)
     else:
-        # Adapters are merged, so readers of the directory do not need them.
+        # Adapters are merged into the weights, so readers of the directory do not need `peft`.
         tower.backbone.save_pretrained(folder, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
     lengths: dict[Side, int] = {"query": description.query_length, "passage": description.passage_length}
     tokenizer.model_max_length = max(lengths[side] for side in sides)

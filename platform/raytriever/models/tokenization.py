@@ -59,7 +59,7 @@ def _drop_tokens(tokenizer: Any, embedded: int) -> None:
     """Drop added tokens for which a model has no embedding. Then their texts are tokenized like any other text.
 
     The tokenizer of Gemma 3 has such a token for images. A token with a role, such as padding, is kept, so that
-    `check_tokens` rejects it."""
+    `check_tokens` reports it as an error."""
     from tokenizers import Tokenizer
 
     roles = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk")}

@@ -97,8 +97,8 @@ class PooledAUCEvaluator(BaseEvaluator):
         Args:
             model: a `SentenceTransformer` with the similarity cosine or dot.
             output_path: folder of the CSV file; None for no file.
-            epoch: value of a column of the CSV file.
-            steps: value of a column of the CSV file.
+            epoch: value for the column `epoch` of the CSV file.
+            steps: value for the column `steps` of the CSV file.
 
         Raises:
             ConfigError: the model has another similarity.

@@ -68,7 +68,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         num_positives: number of columns of positives. They follow the anchors; all other columns are negatives. A row
             with fewer positives must repeat one of them.
         similarity_fct: `util.cos_sim` or `util.dot_score`; by default the similarity of the model.
-        gather_across_devices: compare with the documents of all devices. Then the gradients that DDP averages equal
+        gather_across_devices: compare with the documents of all devices. Then the averaged gradients of DDP equal
             those of one process with the whole batch.
         ids_in_labels: the label column has an id (a whole number from 0) for each column of documents. By default,
             texts with equal tokens are one document.
@@ -214,8 +214,8 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         name, documents = type(self).__name__, len(columns) - 1
         if documents < self.num_positives:
             raise DataError(
-                f"the data set has {len(columns)} text columns, but {name} reads an anchor and "
-                f"{self.num_positives} positives",
+                f"the data set has {len(columns)} text columns, but {name} needs an anchor column and "
+                f"{self.num_positives} columns of positives",
                 remedy="give columns in this order: anchor, positives, negatives; or change num_positives",
             )
         named = None
@@ -268,7 +268,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
                 remedy = "correct the label column: it has NaN only for documents without a score"
                 raise DataError(f"all labels are NaN or infinite, so {name} would train nothing", remedy=remedy)
             if labels.isinf().any():
-                raise DataError(f"a label of {name} is infinite", remedy="give finite scores")
+                raise DataError(f"a label for {name} is infinite", remedy="give finite labels (the teacher's scores)")
             logger.warning_once(f"{name}: labels have NaN. Documents without a score are left out of the loss.")
         return labels.to(torch.promote_types(labels.dtype, torch.float32))
 
@@ -282,7 +282,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             what = f"the labels have shape {tuple(labels.shape)}, but {name} needs graded relevance"
             raise DataError(what, remedy=f"give {documents} numbers per row, one for each column of documents")
         if (outside := table[(table < 0) | (table > 1)]).numel():
-            what = f"a label of {name} is {outside[0].item():g}, not within 0 and 1"
+            what = f"a label for {name} is {outside[0].item():g}, not between 0 and 1"
             raise DataError(what, remedy="scale the labels to 0 to 1")
         if not (table > 0).any():
             logger.warning_once(f"{name}: all labels of a batch are 0, so none of its documents is relevant.")

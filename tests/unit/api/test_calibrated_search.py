@@ -314,7 +314,7 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated, capsys: pyt
         assert (kinds["given"].total, kinds["foreign"].total) == (20, 79)
         assert (kinds["removed"].total, row.fractions["coverage"].total) == (30, 30)
         assert row.fractions["wrong"].total == 60 + 20 + 79
-    line = "other: 1 of 80 questions are left out: letters has the question, or a relevant passage of it"
+    line = "other: 1 of 80 questions are left out: letters has the question, or a passage relevant to it"
     assert line in capsys.readouterr().err
     lost = {}
     for fraction in ("removed=0.5", "removed=0.2"):
@@ -352,7 +352,7 @@ def test_an_index_that_finds_too_few_passages_has_no_confidence(calibrated: Cali
     scores, ranking = np.ones((1, 20), np.float32), np.arange(20)[None].copy()
     assert Decider(calibration, documents).confidence(["a"], scores, ranking) is not None
     ranking[0, 17:] = -1
-    with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that the entropy confidence needs;"):
+    with pytest.raises(ConfigError, match="the index finds only 17 of the 20 passages that confidence 'entropy' "):
         Decider(calibration, documents).confidence(["a"], scores, ranking)
     assert Decider(None, documents).confidence(["a"], scores, ranking) is None
 

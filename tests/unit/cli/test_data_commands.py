@@ -103,7 +103,7 @@ def test_an_index_is_built_then_opened_evaluated_and_searched_and_never_overwrit
     assert {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")} == before
     line = error_line("index", *words, "hnsw")
     assert "made: holds another index (roargraph of letters" in line
-    assert ": its index is roargraph, not hnsw; give another output, or remove it" in line
+    assert ": its index is roargraph, not hnsw; give another output, or remove this one" in line
     other = {"fp32": "bf16", "bf16": "fp32"}[read_meta(Path("made"))["precision"]]
     line = error_line("index", *words, "roargraph", "--precision", other)
     assert f": its precision is {read_meta(Path('made'))['precision']}, not {other}; give precision " in line

@@ -215,7 +215,7 @@ def test_existing_scores_are_not_mixed_with_others(
     words = ["--dataset", letters, "--model", teacher, "--negatives", negatives, "--precision", "fp32", "--output", "s"]
     assert run("score", [str(word) for word in words]) == 0
     assert error_line("score", *words, "--max-length", 32) == (
-        "s: holds scores of pairs cut at another length; give another output, or remove it"
+        "s: holds scores of pairs cut at another length; give another output, or remove this one"
     )
     assert "s: holds scores of other pairs" in error_line("score", *words, "--split", "train", "--run", _run(3))
     assert "negatives: does not hold the scores of this command" in error_line("score", *words[:-1], negatives)

@@ -129,7 +129,7 @@ def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDat
     ("settings", "validation", "error", "message"),
     [
         ({"best_metric": "ndgc_at_10"}, {}, ConfigError, r"unknown metric 'ndgc_at_10'; did you mean 'ndcg'"),
-        ({"best_metric": "auc_at_10"}, {}, ConfigError, r"'auc_at_10' has no such cutoff"),
+        ({"best_metric": "auc_at_10"}, {}, ConfigError, r"'auc_at_10' does not have a valid cutoff"),
         ({"best_metric": "accuracy_at_20"}, {}, ConfigError, r"letters, split 'dev': query 'q\d+' has no answers"),
         ({}, {"eval_datasets": "own#verify"}, DataError, "verify"),
         ({}, {"eval_datasets": "own,own#test"}, ConfigError, "two data sets have the name 'letters'"),

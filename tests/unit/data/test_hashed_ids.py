@@ -165,5 +165,5 @@ def test_an_evaluation_counts_queries_with_a_copy_above_the_relevant_passage(
     judged = select_judged_queries(dataset, "test", Protocol())
     assert count_copies_above(dataset, judged, evaluation) == count
     notes = notes_on(About(1, 9, "test", 0, 1, 0, copies_above={"minilm": count}))
-    line = "Queries of 1 with a copy of a relevant passage ranked above it: minilm 1. The copy counts as not relevant."
+    line = "Queries, of 1, with a copy ranked above a relevant passage: minilm 1. The copy counts as not relevant."
     assert notes == [line] * bool(count)

@@ -223,6 +223,6 @@ def test_questions_that_this_data_set_answers_are_left_out(tmp_path: Path) -> No
     made = add_foreign_questions(part, [str(other)], 0.0, lines.append)
     added = made.judged["test"].unanswerable[FOREIGN].tolist()
     assert [made.dataset.queries.texts[query] for query in added] == ["Who called?"]
-    assert lines == ["other: 2 of 3 questions are left out: own has the question, or a relevant passage of it"]
+    assert lines == ["other: 2 of 3 questions are left out: own has the question, or a passage relevant to it"]
     with pytest.raises(DataError, match=r"own, split 'test': has only questions that own has or answers too; leave"):
         add_foreign_questions(part, [str(own)], 0.0, lines.append)

@@ -69,11 +69,11 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
     ("words", "message"),
     [
         ("ncdg@10", "unknown metric 'ncdg@10'; did you mean 'ndcg'?"),
-        ("p", "'p' has no such cutoff; write p@10"),
-        ("ndcg@0", "'ndcg@0' has no such cutoff; write ndcg@10"),
-        ("auc@10", "'auc@10' has no such cutoff; write auc without a cutoff"),
-        ("rprec@5", "'rprec@5' has no such cutoff; write rprec without a cutoff"),
-        ("acc@x", "'acc@x' has no such cutoff; write acc@10"),
+        ("p", "'p' does not have a valid cutoff; write p@10"),
+        ("ndcg@0", "'ndcg@0' does not have a valid cutoff; write ndcg@10"),
+        ("auc@10", "'auc@10' does not have a valid cutoff; write auc without a cutoff"),
+        ("rprec@5", "'rprec@5' does not have a valid cutoff; write rprec without a cutoff"),
+        ("acc@x", "'acc@x' does not have a valid cutoff; write acc@10"),
         (" , ", "names no metric; give one or more"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_name_is_a_tree_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("bm25+bm25", "model bm25+bm25: fuses bm25 with itself; give two different systems"),
         ("bm25+", "model bm25+: names fewer than two systems; write A+B, such as bm25+minilm"),
         ("bm25:weighted", "names fewer than two systems"),
-        ("a+b+c:weighted", "weighs 3 systems; write A+B:weighted"),
+        ("a+b+c:weighted", "gives weights to 3 systems; write A+B:weighted"),
         ("minilm>", "has nothing after '>'; write SYSTEM>CROSS-ENCODER@100"),
         (">org/judge", "has nothing before '>'"),
         ("minilm>org/judge@0", "reranks no document"),

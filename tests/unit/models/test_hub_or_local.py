@@ -22,7 +22,7 @@ def test_changed_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         weights.seek(-1, 2)
         weights.write(b"\x55")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModelError, match=r"has SHA-256 .* published file has 53aa51172d.*reinstall"):
+    with pytest.raises(ModelError, match=r"has SHA-256 .* published file is 53aa51172d.*reinstall"):
         embedded_minilm("other_minilm")
 
 

@@ -280,10 +280,10 @@ def test_wrong_arguments_are_one_line(loss: str, arguments: Any, error: str, mod
 def test_wrong_batches_are_one_line(model: SentenceTransformer) -> None:
     features = columns(model)
     with pytest.raises(
-        rt.DataError, match="the data set has 1 text columns, but InfoNCELoss reads an anchor and 1 pos"
+        rt.DataError, match="the data set has 1 text columns, but InfoNCELoss needs an anchor column and 1 col"
     ):
         library.InfoNCELoss(model)(features[:1], None)
-    with pytest.raises(rt.DataError, match=r"2 text columns.* 3 positives; give columns in this order: anchor"):
+    with pytest.raises(rt.DataError, match=r"2 text columns.* 3 columns of positives; give columns in this order"):
         library.InfoNCELoss(model, num_positives=3)(features[:2], None)
     with pytest.raises(
         rt.DataError, match=r"there is no label column, but RetrievalLoss needs a teacher's scores; give .* 4 scores"
@@ -320,7 +320,7 @@ def test_labels_that_would_train_nothing_are_refused(
     scores = torch.randn(ROWS, 4)
     with pytest.raises(rt.DataError, match="all labels are NaN or infinite, so"):
         library.RetrievalLoss(model, loss)(features, torch.full_like(scores, torch.nan))
-    with pytest.raises(rt.DataError, match=r"a label of \w+ is infinite"):
+    with pytest.raises(rt.DataError, match=r"a label for \w+ is infinite"):
         library.RetrievalLoss(model, loss)(features, scores.index_fill(0, torch.tensor([1]), torch.inf))
     assert lines == []
     # A row without scores is left out: the others have the loss that they have alone.
@@ -350,7 +350,7 @@ def test_graded_relevance_is_a_number_a_row_or_one_for_each_document(
     ):
         built(features, table[:, :3])
     for outside in (-0.5, 3):
-        with pytest.raises(rt.DataError, match=f"is {outside}, not within 0 and 1; scale the labels to 0 to 1"):
+        with pytest.raises(rt.DataError, match=f"is {outside}, not between 0 and 1; scale the labels to 0 to 1"):
             built(features, table.fill_(outside))
     assert lines == []
     assert torch.isfinite(built(features, table.fill_(0)))

@@ -1,7 +1,7 @@
-"""Requests about single objects of a store, which are repeated for minutes while it does not answer.
+"""Requests about one object of a store. A request that gets no answer is retried for minutes.
 
-A path below the folder of the copies stands for an object (`remote_folders`). `pyarrow.fs` reads and writes the stores.
-Credentials, region and endpoint come from the usual environment variables."""
+A path below COPIES stands for an object, even if there is no copy (`remote_folders`). `pyarrow.fs` reads and writes
+the stores. Credentials, region and endpoint come from the usual environment variables."""
 
 from __future__ import annotations
 

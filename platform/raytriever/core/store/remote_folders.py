@@ -1,9 +1,9 @@
-"""Folders of object stores: each has a copy on this machine, and all code works on the files of the copy.
+"""Folders of object stores: each has a local copy, and all other code works on the files of the copy.
 
     s3://bucket/runs/mine    <->    COPIES/s3/bucket/runs/mine
 
-`copy_of` names the copy, and `pull` and `fetch` download its files. `commit` and `lock` call them. They do nothing for
-a path that is no copy.
+`copy_of` names the copy, and `pull` and `fetch` download its files. `commit` and `lock` call them. For a path that
+is not a local copy, they do nothing.
 
 1. A commit uploads a directory: its files first, its manifest last. Until all are uploaded, the directory contains
    the object `.unfinished`, and every reader ignores it.

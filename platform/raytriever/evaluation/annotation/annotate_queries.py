@@ -34,9 +34,9 @@ from raytriever.retrieval.external_encoders.service_budget import BudgetReached,
 class OpenedJob:
     """Annotation job whose inputs are open and checked.
 
-    `queries` has the positions of the queries in the order of annotation, and `candidates` the positions of the
-    documents of each. `annotations` maps an index in `queries` to its annotation. If the data set lacks `split`, its
-    queries without a judgement are annotated. `model` is the encoder of `dense`."""
+    `queries` has the positions of the queries in the order of annotation, and `candidates` has, for each
+    query, the positions of its documents. `annotations` maps an index in `queries` to its annotation. If the data set
+    lacks `split`, its queries without a judgement are annotated. `model` is the encoder of `dense`."""
 
     settings: AnnotationConfig
     service: LlmConfig
@@ -49,7 +49,7 @@ class OpenedJob:
     annotations: dict[int, Annotation] = field(default_factory=dict)
 
     def questions(self) -> Iterator[tuple[int, AnnotationQuery]]:
-        """Yield each query with its index. The texts of candidates are cut one query at a time, to save memory."""
+        """Yield each query with its index. To save memory, the texts of its candidates are read and cut only then."""
         longest, passages = self.settings.passage_characters, self.dataset.passages()
         for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
             excerpts = [passages[document][:longest] for document in documents]
@@ -139,8 +139,8 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
 class AnnotationResult:
     """Result of a job.
 
-    `meta` is the metadata of the manifest. `human` is True if people judged any document of the split relevant.
-    `retried` has the number of repeated requests by kind of failure."""
+    `meta` is the metadata of the manifest. `human` is True if people judged at least one document of the split
+    relevant. `retried` has the number of repeated requests by kind of failure."""
 
     meta: dict[str, Any]
     human: bool
@@ -180,7 +180,7 @@ def run_annotation(
     if not service.llm.strip():
         raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")
     if output.exists():
-        raise StorageError("exists already", str(output), f"give another {setting('output')}, or remove it")
+        raise StorageError("exists already", str(output), f"give another {setting('output')}, or remove this one")
     check_writable(output)
     prompts = load_prompts(settings.prompts)
     key = None if dry_run else read_service_key(service, report)

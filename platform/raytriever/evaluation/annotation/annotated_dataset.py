@@ -113,7 +113,7 @@ def write_beir(
 ) -> None:
     """Write a data set in BEIR layout.
 
-    For each split, `columns` has more columns of the judgements, and `unanswerable` the queries without an answer."""
+    For each split, `columns` has additional columns of the judgements; `unanswerable` has queries without an answer."""
     _write_rows(folder / "corpus.jsonl", documents)
     _write_rows(folder / "queries.jsonl", queries)
     (folder / "qrels").mkdir()

@@ -81,10 +81,10 @@ def find_candidates(
     embeddings: Path | None,
     report: Callable[[str], None],
 ) -> list[list[int]]:
-    """Return for each query the documents that any retriever ranks among its first `depth`, best first.
+    """Return, for each query, the documents that at least one retriever ranks among its best `depth`, best first.
 
     Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` describe the encoder of `dense`.
-    `embeddings` is the path of its passage embeddings. None means those of the cache; missing ones are computed."""
+    `embeddings` is the path of the passage embeddings; by default they are in the cache, or are computed."""
     # Read the runs first, so that an error in a file shows before any slow step.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:
@@ -121,7 +121,7 @@ def find_candidates(
 
 
 def fuse(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
-    """Sort documents by the sum of 1 / (60 + rank), with ranks from 1 and ties by position. -1 means no document."""
+    """Sort documents by the sum of 1 / (60 + rank). Ranks start at 1. Position breaks ties. Skip -1."""
     sums: dict[int, float] = {}
     for ranking in rankings:
         for rank, document in enumerate(ranking[ranking >= 0].tolist(), start=1):

@@ -9,8 +9,7 @@ Zhang et al. (2025).
 
 If the log has no answer to a request, the request is sent and paid, and the answer is logged and parsed. A malformed
 answer is requested again with the reason. Every answer is on disk before the job uses it. Identical requests are sent
-once. More queries are processed at once than requests may be in flight, so the service stays busy while other queries
-are read."""
+once. More queries are processed at once than requests may be in flight, so the service stays busy."""
 
 from __future__ import annotations
 

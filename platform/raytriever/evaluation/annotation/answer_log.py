@@ -36,12 +36,12 @@ class _StoredEntry(TypedDict):
 
 
 class AnswerLog:
-    """Answer log in a folder. One process at a time can lock it. If another process has, `report` gets a line."""
+    """Answer log in a folder. It is locked by one process at a time; `report` gets a line if another has locked it."""
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE
         self.damaged = 0
-        self._lines: dict[str, tuple[int, int]] = {}  # offset and length by key
+        self._lines: dict[str, tuple[int, int]] = {}  # offset and length of the line of each key
         remedy = f"wait for it with {setting('wait', True)}, or give another folder with {setting('answers')}"
         self._lock = acquire(folder, wait=wait, log=report, remedy=remedy)
         try:

@@ -44,7 +44,7 @@ class AnnotationPrompts:
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each prompt by name, as the version of the prompt."""
+        """SHA-256 of each prompt, by name. It is the version of the prompt."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
     def build_messages(self, step: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
@@ -126,7 +126,7 @@ _DECODER = json.JSONDecoder()
 class MalformedAnswer(Exception):
     """Answer without a usable value. Its message is the reason.
 
-    The repair prompt contains the message, and the keys of logged answers depend on it. So these texts must not change.
+    The repair prompt contains the message, and the keys of logged answers depend on it. So no message must change.
     """
 
 
@@ -168,7 +168,7 @@ def read_answer(content: str) -> str:
 
 
 def _field(step: str, content: str) -> Any:
-    """Return the value of the step's field in the last JSON object that has this field."""
+    """Return the value of the field `FIELDS[step]` of the last JSON object in the answer that has this field."""
     name, last = FIELDS[step], None
     text = _THOUGHT.sub("", content)
     end = 0

@@ -37,7 +37,7 @@ from raytriever.retrieval.search.calibration_file import digest_of
 RRF_CONSTANT, FUSED_DEPTH = 60, 1_000
 WEIGHTS = tuple(step / 10 for step in range(11))
 WEIGHT_METRIC = "ndcg_at_10"  # metric that the weight of a fusion maximizes
-_BLOCK = 256  # queries that are fused at once
+_BLOCK = 256  # number of queries whose results are fused together
 _LEAST_RANGE = 1e-9  # smallest range of a query's scores: avoids a division by zero
 _JUDGED = 4_096  # pairs of texts in one call of a cross-encoder
 
@@ -110,7 +110,7 @@ class ListingSystem(ABC):
 
 
 class RunFileSystem(ListingSystem):
-    """Rankings of a TREC run. The run must have a query of the data set, and scores that differ."""
+    """Rankings of a TREC run. The run must rank a query of the data set, and its scores must differ."""
 
     def __init__(self, dataset: RetrievalDataset, file: str) -> None:
         super().__init__(dataset)
@@ -178,7 +178,7 @@ class FusedSystem(ListingSystem):
     def choose_weight(self, split: str, protocol: Protocol, judged: JudgedQueries) -> float:
         """Set and return the weight: the multiple of 0.1 with the highest nDCG@10 on the judged queries of a split.
 
-        If several weights reach it, the weight nearest to 0.5 is used."""
+        If several weights reach this value, the weight nearest to 0.5 is used."""
         evaluated = replace(protocol, metrics=(WEIGHT_METRIC,))
         judged = replace(judged, unanswerable={})
         values = {}
@@ -244,8 +244,8 @@ def _sum_by_document(
 
 
 class RerankedSystem(ListingSystem):
-    """Best `depth` documents of a system, ordered by the scores of a cross-encoder, which include its activation, as in
-    `CrossEncoder.predict` of sentence-transformers."""
+    """Best `depth` documents of a system, ordered by the scores of a cross-encoder. The scores include its activation,
+    as in `CrossEncoder.predict` of sentence-transformers."""
 
     def __init__(
         self, dataset: RetrievalDataset, first: PreparedSystem, cross_encoder: CrossEncoder, depth: int

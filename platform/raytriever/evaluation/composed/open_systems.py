@@ -89,8 +89,8 @@ def search_system(
     precision: str | None = None,
     calibration: Path | None = None,
 ) -> Hits:
-    """Search with any system: return at most `top` passages with the highest scores at or above the threshold; see
-    `search.exact_search.search_dataset`.
+    """Search with a system of any kind: return at most `top` passages with the highest scores at or above the
+    threshold; see `search.exact_search.search_dataset`.
 
     The weight of a fusion is chosen on the split of the calibration's thresholds, or on `dev` without a calibration."""
     if isinstance(tree, ModelConfig):

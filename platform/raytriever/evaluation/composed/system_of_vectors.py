@@ -112,7 +112,7 @@ class VectorSystem:
         return self._scaled(self.passages.read(self._passage_row[documents]))
 
     def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
-        """Yield blocks of vectors with their first row. Vectors of unknown passages are neither yielded nor counted."""
+        """Yield blocks of vectors, each with the number of its first row. Skip, and do not count, unknown passages."""
         before = 0
         for first, block in self.passages.blocks():
             kept = self._document[first : first + len(block)] >= 0

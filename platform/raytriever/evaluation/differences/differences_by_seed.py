@@ -41,7 +41,7 @@ class SeedMetrics:
 
 @dataclass(frozen=True)
 class SeedComparison:
-    """Comparison of a row with another one on one data set and metric.
+    """Comparison of a row with another row on one data set and metric.
 
     `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW` or `NOISE`. If no test is
     possible, for example with one seed, it is `UNTESTED`, and all numbers except the difference are NaN."""
@@ -75,20 +75,20 @@ class SeededResults:
         return bool(seeds) and all(metric in seed.metrics for seed in seeds or ())
 
     def values(self, row: str, dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
-        """Return the value of each seed."""
+        """Return the value of the metric for each seed."""
         return np.array([cell.metrics[metric] for cell in self.cells[row, dataset]], np.float64)
 
     def mean(self, row: str, dataset: str, metric: str) -> float:
-        """Return the mean over the seeds."""
+        """Return the mean of the metric over the seeds."""
         return float(self.values(row, dataset, metric).mean())
 
     def deviation(self, row: str, dataset: str, metric: str) -> float:
-        """Return the standard deviation over the seeds, or NaN if there is only one seed."""
+        """Return the standard deviation of the metric over the seeds, or NaN if there is only one seed."""
         values = self.values(row, dataset, metric)
         return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
 
     def per_query(self, row: str, dataset: str, metric: str) -> Float64[ndarray, "seeds queries"] | None:
-        """Return the values by seed and query, or None if the metric has no values by query."""
+        """Return the values of the metric by seed and query, or None if the metric has no values by query."""
         seeds = self.cells[row, dataset]
         if any(metric not in seed.per_query for seed in seeds):
             return None

@@ -66,12 +66,12 @@ def pair_rows(values: Values) -> list[TestedPair]:
 
 
 def corrected(pairs: Sequence[TestedPair]) -> list[TestedPair]:
-    """Return the given tests, all those of one metric, with their p-values after Holm's correction."""
+    """Return `pairs`, which must be all tests of one metric, with p-values after Holm's correction."""
     return [replace(row, p_holm=float(p)) for row, p in zip(pairs, holm([row.p for row in pairs]), strict=True)]
 
 
 def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str | None, tuple[ndarray, ndarray]]:
-    """Return the values of two models by data set: of queries where both have a value, if there are two or more."""
+    """Return, by data set, the values of two models for the queries with both values, if there are at least two."""
     pairs: dict[str | None, tuple[ndarray, ndarray]] = {}
     for dataset in values[model]:
         ours, theirs = (values.get(name, {}).get(dataset, {}).get(metric) for name in (model, other))

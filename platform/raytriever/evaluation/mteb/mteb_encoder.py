@@ -32,8 +32,8 @@ _FUNCTIONS = {
 
 
 class MtebEncoder:
-    """Methods that `mteb.evaluate` calls on a model. `label` names a local model in MTEB's results; by default it is
-    the name of its directory."""
+    """Encoder with the methods that `mteb.evaluate` calls. `label` names a local model in MTEB's results; by default it
+    is the name of its directory."""
 
     config: ModelConfig
     retriever: Retriever

@@ -59,7 +59,8 @@ def build_mteb_job(
             what = f"{system_text(model.system)} is not an encoder"
             raise ConfigError(what, setting("model"), f"leave it out: {SUITE} evaluates encoders")
         if not has_files(model.config.model):
-            raise ConfigError(f"{model.config.model} has no files", setting("model"), f"leave it out with {SUITE}")
+            what = f"{model.config.model} has no files, which {SUITE} needs"
+            raise ConfigError(what, setting("model"), "leave it out")
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets have no answers", setting("metrics"), "leave acc@K out")
@@ -94,7 +95,7 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
         others = sorted(set(task.metadata.modalities) - {"text"})
         if others:
             raise ConfigError(
-                f"{task.metadata.name} needs {' and '.join(others)}", SUITE, "leave it out: raytriever encodes texts"
+                f"task {task.metadata.name} needs {' and '.join(others)}", SUITE, "leave it out: only texts are encoded"
             )
     return tasks
 
@@ -204,12 +205,12 @@ class _ModelRun:
             remove(revision.parent)
         others = sorted(path.name for path in revision.parent.glob("*") if path.is_dir() and path.name != revision.name)
         if others:
-            what = f"holds results of revision {others[0]} of {meta.name}, but its revision is now {revision.name}"
+            what = f"holds results of revision {others[0]} of {meta.name}, which now has revision {revision.name}"
             remedy = f"give another {setting('output')}, or {setting('fresh', True)} to remove them"
             raise ConfigError(what, setting("output", self.cache.cache_path), remedy)
 
     def evaluate(self, task: Any) -> dict[str, float]:
-        """Return the result of a task: the stored one, or a new one after storing it.
+        """Return the stored result of a task. If there is none, evaluate the task and store the result.
 
         If the data cannot be loaded or read, or MTEB's code fails, raise `DataError` and write the traceback to a file.
         """

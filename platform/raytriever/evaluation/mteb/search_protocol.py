@@ -2,7 +2,7 @@
 
 MTEB passes a corpus to `index`, then queries to `search`, and computes its metrics from the results. The corpus is
 written to the cache once, in BEIR layout, and prepared there. So actors on any node can read it like any data set. The
-encoder pool of the evaluation encodes it, and it is searched exactly, once. Our results use the same ranking: the
+encoder pool of the evaluation encodes the corpus, which is searched only once. Our results use the same ranking: the
 metrics of `--metrics` with the pooled AUC, thresholds, and results per query. Their directory is next to MTEB's result.
 """
 
@@ -41,8 +41,8 @@ from raytriever.models.retriever import Retriever
 
 # Split with the judgements. MTEB's own names of splits are not always valid file names.
 SPLIT = "test"
-# Text of empty documents and queries. MTEB encodes them, but our format rejects a row without text and title. It
-# accepts a zero-width space, which WordPiece and SentencePiece tokenizers read as no text.
+# Text of empty documents and queries. MTEB encodes them, but our format rejects a row without text and title. Our
+# format accepts a zero-width space, which WordPiece and SentencePiece tokenizers read as no text.
 NO_TEXT = "\u200b"
 _BATCH = 1024
 

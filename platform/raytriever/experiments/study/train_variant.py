@@ -78,7 +78,7 @@ class VariantRunner:
     Args:
         run_name: name of the study, which is the suffix of its variants' run names.
         record: record of the study's data at the tracker, for variants that are not trained.
-        gpus: GPUs of each worker of a variant, 0 if the cluster has none; see `gpus_each`.
+        gpus: number of GPUs of each worker of a variant, 0 if the cluster has no GPU; see `gpus_each`.
     """
 
     def __init__(

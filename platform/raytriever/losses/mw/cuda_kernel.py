@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("walk.cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
 THREADS = 1024
-# A block reads tiles of at most 2^16 scores, 4 per thread at once. In a larger tile, its 32-bit sums could overflow.
+# A block reads tiles of at most 2^16 scores, 4 per thread at once. In a larger tile, 32-bit sums could overflow.
 TILE, STEP = 1 << 16, 4 * THREADS
 MOMENTS = 3
 UNITS = (1.0, 2.0**-15, 2.0**-16)
-# Bytes of shared memory per subcell, for a cubic and three sums; and per block, as CUDA itself reserves 1 KiB.
+# Bytes of shared memory: per subcell, for a cubic and three sums; and per block, because CUDA itself reserves 1 KiB.
 SUBCELL_BYTES, RESERVED_BYTES = 4 * (TERMS + MOMENTS), 1 << 10
 WALK = (
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
@@ -109,7 +109,7 @@ class CudaKernels:
             self._functions[name] = function
 
     def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
-        """Launch a kernel on the current stream of the arguments' device. Their types must be those in `PARAMETERS`."""
+        """Launch a kernel on the current stream of the arguments' device. `PARAMETERS` has the types."""
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         values = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
         with torch.cuda.device(tensors[0].device):
@@ -119,7 +119,7 @@ class CudaKernels:
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    """Return the value that a call of `cuda.bindings` returned. If it failed, raise `RuntimeError` with its error."""
+    """Return the value of a call of `cuda.bindings`. If the call failed, raise `RuntimeError` with its error."""
     status, *values = result
     if int(status):
         raise RuntimeError(f"CUDA returned {status.name}")
@@ -212,7 +212,7 @@ class CudaPositives:
         self.slope = both[self._padded_nodes :][: self._nodes].view(-1, NODES)
 
     def result(self, own: Tensor, all: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this worker's partial loss, the derivative by each positive's score, and the AUC, in float32."""
+        """Return, in float32, this worker's partial loss, its derivative with respect to the positives, and the AUC."""
         own_nodes = _to_nodes(own)
         all_nodes = own_nodes if all is own else _to_nodes(all)
         sigmoid = self._between[self._padded_nodes :][: self._nodes]
@@ -235,7 +235,7 @@ class CudaWalk:
 
     Args:
         grid: an even grid.
-        slope: derivative by the unscaled score at the nodes [cells, nodes].
+        slope: derivative with respect to the unscaled score at the nodes [cells, nodes].
         scale: factor that converts the scores to units of tau.
         kernels: kernels of the device.
     """

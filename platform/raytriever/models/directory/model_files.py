@@ -236,7 +236,7 @@ def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:
     size = len(backbone.get_input_embeddings().weight)
     token, largest = max(tokenizer.get_vocab().items(), key=itemgetter(1))
     if largest >= size:
-        what = f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {size} tokens"
+        what = f"the tokenizer has the token {token!r} with the id {largest}, but the model has {size} embeddings"
         raise ModelError(what, str(directory), "copy the tokenizer that belongs to the model")
 
 

@@ -5,9 +5,9 @@ names it.
 
 The maximum length of a text follows the rules of the library: `max_seq_length` if it is set, else the smaller of the
 tokenizer's `model_max_length` and the model's `max_position_embeddings`. `query_length` and `document_length` override
-it for their side. Two cases differ. RoBERTa-like models have fewer usable positions than `max_position_embeddings`:
-here longer texts are cut, while the library fails on them. A model without any limit, such as a T5 whose tokenizer has
-no limit, reads `UNLIMITED` tokens here, while the library reads whole texts."""
+it for their side. raytriever differs in two cases. RoBERTa-like models have fewer usable positions than
+`max_position_embeddings`: here longer texts are cut, while the library fails on them. A model without any limit, such
+as a T5 whose tokenizer has no limit, reads `UNLIMITED` tokens here, while the library reads whole texts."""
 
 from __future__ import annotations
 

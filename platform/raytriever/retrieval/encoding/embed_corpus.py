@@ -1,4 +1,4 @@
-"""Embeddings of one side of a data set. They are in the cache or in a store that the user names, or are encoded.
+"""Embeddings of the passages or queries of a data set: read from the cache or a store that the user names, else made.
 
 The key of a store covers the weights, the encoding settings and the texts, so a changed model or corpus never uses old
 embeddings. If the cache exceeds its size limit, the least recently used stores are removed first."""
@@ -25,7 +25,7 @@ from raytriever.retrieval.encoding.load_for_encoding import load_for_encoding
 from raytriever.retrieval.encoding.shard_encoder import ShardEncoder, SideTexts, encode_in_process
 from raytriever.retrieval.encoding.write_or_reuse_embeddings import EMBEDDINGS, StoreWriter, find_earlier, shard_rows
 
-# Function that encodes the missing shards in any order. It reports numbers of encoded texts to its last argument.
+# Function that encodes the missing shards in any order. It calls its last argument with numbers of encoded texts.
 Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
@@ -36,14 +36,14 @@ def embed_corpus(
     run: Runner = encode_in_process,
     prompts: Prompts | None = None,
 ) -> EmbeddingStore:
-    """Return the embeddings of all passages of a data set, from the cache if it has them.
+    """Return the embeddings of all passages of a data set: from the cache, or else by encoding them.
 
     Args:
         config: settings that name the directory of the weights.
         retriever: encoder that was loaded from this directory.
         dataset: data set whose documents are encoded, in their order.
-        run: function that encodes the missing shards; the one of `cluster.encode_on_cluster` uses Ray actors.
-        prompts: prompts of the data set; by default its name chooses them.
+        run: function that encodes the missing shards, for example with Ray actors (`cluster.encode_on_cluster`).
+        prompts: prompts of the data set; by default those that the model has for the data set's name.
     """
     prompts = prompts or retriever.prompts_of(dataset.name)
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts)
@@ -73,7 +73,7 @@ def plan_embeddings(
     batch_tokens: int | None = None,
     prompts: Prompts | None = None,
 ) -> EmbeddingPlan:
-    """Return the plan of a store for one side of a data set; see `EmbeddingPlan` and `embed_corpus`."""
+    """Return the plan of a store for the passages or queries of a data set; see `EmbeddingPlan`, `embed_corpus`."""
     description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix = (prompts or retriever.prompts_of(dataset.name))[side]
     length = description.query_length if side == "query" else description.passage_length
@@ -104,12 +104,12 @@ def encode_store(
     run: Runner = encode_in_process,
     prompts: Prompts | None = None,
 ) -> EmbeddingStore:
-    """Return the store of a plan. Open it if it is finished; else encode the texts that no store has.
+    """Return the store of a plan. Open it if it is finished; else encode the texts whose embeddings no store has.
 
     Args:
         writer: writer of the store; no other process may write it.
         config, retriever, dataset, prompts: the inputs of the plan.
-        run: function that encodes the missing shards; the one of `cluster.encode_on_cluster` uses Ray actors.
+        run: function that encodes the missing shards, for example with Ray actors (`cluster.encode_on_cluster`).
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:
@@ -171,7 +171,7 @@ _DIFFERENCES = {
 def open_matching_store(
     path: Path, config: ModelConfig, retriever: TextEncoder, dataset: RetrievalDataset
 ) -> EmbeddingStore:
-    """Open a finished store of a data set's passages. This retriever must have encoded it, in any precision and dtype.
+    """Open a finished store of a data set's passages. `retriever` must have encoded them, in any precision and dtype.
 
     Args:
         config: settings that name the directory of the weights.

@@ -1,11 +1,11 @@
-"""Store of the embeddings of one side of a data set, in shards on disk. Row i belongs to text i of the side.
+"""Store of the embeddings of all passages or all queries of a data set, in shards on disk. Row i belongs to text i.
 
     DIR/manifest.json                    written last: model, data set and settings, and the digest of every file
     DIR/KEY/000000.embeddings.npy        the rows of one range of positions
-    DIR/KEY/000000.keys.npy              the keys of their texts
+    DIR/KEY/000000.keys.npy              a hash of the text of each of these rows
     DIR/KEY/work/                        only in an unfinished store: its plan, and the digests of its finished shards
 
-KEY is the beginning of the plan's key. A store without a manifest is unfinished, and the same command continues it
+KEY is the beginning of `EmbeddingPlan.key`. A store without a manifest is unfinished, and the same command continues it
 (`encoding.write_or_reuse_embeddings`). Components are stored as
 1. `fp32`: 4 bytes, memory-mapped when read;
 2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
@@ -48,19 +48,19 @@ _HALF_MAX = 65_504.0
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Content and settings of a store. The names of the model and the data set are informational."""
+    """Content and settings of a store. The names of the model and the data set do not affect `key`."""
 
     model: str  # name of the model, as the user passed it
     model_digest: str  # SHA-256 over weights, tokenizer and all settings that decide an embedding
     dataset: str
     data_digest: str  # digest of the side's ids and texts
     side: Side
-    prefix: str  # text in front of every text
+    prefix: str  # prompt that is put before every text
     length: int  # largest number of tokens of a text, including special tokens
     # `pooling`, `similarity`: see `models.model_settings`.
     pooling: str
     similarity: str
-    precision: str  # arithmetic of the encoder, `fp32`, `bf16` or `int8`
+    precision: str  # number format in which the encoder computes: `fp32`, `bf16` or `int8`
     dtype: str  # storage type; see above
     rows: int
     dim: int
@@ -87,7 +87,7 @@ class EmbeddingPlan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all shards: values, scales of int8, keys of texts, file headers and reports."""
+        """Estimated bytes of all shards: values, scales of int8, keys of texts, file headers and reports."""
         row = self.dim * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + KEY_BYTES
         return self.rows * row + self.shards * _SHARD_BYTES
 
@@ -103,7 +103,7 @@ class EmbeddingPlan:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Some rows of a shard as they are stored: their ascending numbers, and the values in each kind of file."""
+    """Some rows of a shard as they are stored: the numbers of the rows, ascending, and their values by kind of file."""
 
     rows: Int64[ndarray, " copied"]
     values: Mapping[str, ndarray]
@@ -140,7 +140,7 @@ def stored_values(
 
 
 def read_stored(shard: Path, dtype: str, dim: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
-    """Read some rows of a shard as they are stored. Return their values in each kind of file, by its name."""
+    """Read some rows of a shard as they are stored. Return their values by kind of file (see `stored_values`)."""
     stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
     values = {EMBEDDINGS: read_array(file_of(shard, EMBEDDINGS), [stored], (None, dim), _REMEDY, mapped="r")[rows]}
     if dtype == "int8":
@@ -195,7 +195,7 @@ class EmbeddingStore:
 
     @classmethod
     def open(cls, path: Path | str) -> EmbeddingStore:
-        """Open a finished store. Each file is compared with its digest once, and again whenever it has changed.
+        """Open a finished store. A file is compared with its digest if it is new, or has changed since the last check.
 
         Raises:
             StorageError: the store was never finished, is damaged, or has other content.
@@ -225,7 +225,7 @@ class EmbeddingStore:
         return read_embeddings(shard, (len(self.plan.rows_of(number)), self.dim), rows)
 
     def blocks(self, shards: Sequence[int] | None = None) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
-        """Yield the first row and the embeddings of each shard, memory-mapped or decoded on demand."""
+        """Yield, for each shard, the number of its first row and its embeddings, memory-mapped or decoded on demand."""
         for number in range(self.plan.shards) if shards is None else shards:
             values = self.shard(number)
             yield self.plan.rows_of(number).start, values

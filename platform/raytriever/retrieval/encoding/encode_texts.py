@@ -30,7 +30,7 @@ def encode_queries(
 ) -> Float32[ndarray, "queries dim"]:
     """Return the embeddings of queries of a data set, each with its prompt.
 
-    A query has its own prompt, else that of `prompts`, else that of the retriever for the name of the data set."""
+    If a query has no prompt of its own, its prompt is that of `prompts`, or else the retriever's for this data set."""
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]
     prompt = dataset.prompts_of(queries, default)
@@ -46,12 +46,12 @@ def encode_texts(
     title: str = "encode",
     prompt: str | Sequence[str] | None = None,
 ) -> Float32[ndarray, "texts dim"]:
-    """Return the embeddings of texts of one side, computed in the precision of the retriever's weights.
+    """Return the embeddings of queries or of passages, computed in the precision of the retriever's weights.
 
-    `prompt` is put before all texts, or is a list with a prompt for each text. By default it is the prompt of the side.
+    `prompt` is put before each text, or is a list with a prompt for each text. By default it is the prompt of the side.
     """
     embeddings = np.empty((len(texts), retriever.dim), np.float32)
-    before: tuple[int, Pending] | None = None  # first row of the window that the GPU still encodes, and its result
+    before: tuple[int, Pending] | None = None  # the window that is still encoded: its first row and result
 
     def tokenize(start: int) -> tuple[Sequence[Any], str | Sequence[str] | None]:
         own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
@@ -75,7 +75,7 @@ def encode_texts(
 
 
 def encode_contents(retriever: TextEncoder, contents: Sequence[Any], side: Side) -> Float32[ndarray, "texts dim"]:
-    """Return the embeddings of contents (`Retriever.contents`), finite or not, in the precision of the weights.
+    """Return the embeddings of results of `Retriever.contents`, in the precision of the weights. NaN is possible.
 
     The retriever is put into evaluation mode. `side` decides the tower and the maximum length of texts."""
     return _start_contents(retriever, contents, side).result()

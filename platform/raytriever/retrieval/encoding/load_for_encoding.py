@@ -1,7 +1,7 @@
 """Loader of retrievers for encoding only: weights in the chosen precision, and faster layers on a CPU.
 
 On a CPU, the faster linear layers add numbers in another order, so the last bits differ. Such a retriever cannot be
-trained or saved. Attention is that of torch."""
+trained or saved. Attention itself is computed by torch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from raytriever.retrieval.external_encoders.encode_function import open_function
 
 # Types of models whose int8 embeddings have been compared with those in fp32.
 INT8_MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
-# Largest quantized values of states and weights. AVX2 adds the products of two pairs in 16 bits. These sums fit,
-# because 2 x (127 + 128) x 64 < 2^15. So sums are exact on every processor.
+# Largest quantized values of states and weights. AVX2 adds two products (state x weight) in 16 bits, with 128
+# added to each state. So a sum is at most 2 x (127 + 128) x 64 < 2^15. Therefore sums are exact on every processor.
 LARGEST_STATE, LARGEST_WEIGHT = 127, 64
 
 
 def load_for_encoding(
     config: ModelConfig, precision: str | None, device: torch.device | None = None, weights: bool = True
 ) -> Retriever:
-    """Load a retriever for inference. Its weights are cast to `precision` once, which is faster than in every call.
+    """Load a retriever for inference. Its weights are cast to `precision` here, which is faster than in every call.
 
     On a CPU its layers can no longer be trained or saved.
 
@@ -90,7 +90,7 @@ def open_encoder(config: ModelConfig, precision: str | None, device: torch.devic
 
 
 def log_prompts(retriever: TextEncoder, dataset: str, log: Callable[[str], None]) -> None:
-    """Report the special prompts that a model has for one data set."""
+    """Report the prompts that a model has for this data set only."""
     retriever.prompts.check([dataset])
     prompts = retriever.prompts_of(dataset)
     if prompts.query_name or prompts.passage_name:
@@ -128,7 +128,7 @@ class PackedLinear(nn.Module):
     On AMD processors with AVX2, oneDNN multiplies fp32 matrices 2.2 times as fast as MKL, torch's default library.
 
     Attributes:
-        weight: packed weight, under this name because models such as T5 read its dtype.
+        weight: packed weight. The attribute has this name because models such as T5 read `weight.dtype`.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

@@ -36,7 +36,7 @@ _WRITES_BEHIND = 1  # number of encoded shards that may wait for their commit
 
 
 class SideTexts:
-    """Texts and contents of one side of a data set, by position. By default the data set's name chooses the prompts."""
+    """Passages or queries of a data set, as texts and token ids. By default the data set's name decides the prompts."""
 
     def __init__(self, dataset: RetrievalDataset, side: Side, prompts: Prompts | None = None) -> None:
         self.side = side
@@ -72,7 +72,7 @@ class SideTexts:
         return retriever.contents(texts, self.side, own), own
 
     def keys(self, rows: range, prompt: str) -> Keys:
-        """Return the keys of the texts of some rows with their prompts; `prompt` is the default."""
+        """Return the keys of some rows, hashes of text and prompt. A text without its own prompt gets `prompt`."""
         texts, own = self._prompted(rows, prompt)
         return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
 
@@ -85,13 +85,13 @@ class SideTexts:
 
 @dataclass
 class ShardEncoder:
-    """Encoder of shards. It is sent to worker processes, which then load the encoder and open the data set."""
+    """Encoder of shards. The object is sent to worker processes, which then load the model and open the data set."""
 
     writer: StoreWriter
     load: Callable[[], TextEncoder]  # function that loads the encoder onto the device of the calling process
     dataset_path: str  # path or name under which any process opens the data set; see `RetrievalDataset`
     on_progress: Callable[[int], None] | None = None  # function that gets the number of encoded texts after each batch
-    prompts: Prompts | None = None  # prompts of the data set; by default its name chooses them
+    prompts: Prompts | None = None  # prompts of the data set; by default its name decides them
     earlier: EarlierEmbeddings | None = None  # embeddings to copy, if there are any
 
     @cached_property
@@ -101,7 +101,7 @@ class ShardEncoder:
 
     @cached_property
     def side_texts(self) -> SideTexts:
-        """Texts of the encoded side, opened on first use."""
+        """Passages or queries to encode, opened on first use."""
         return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side, self.prompts)
 
     def texts_to_encode(self, number: int) -> int:
@@ -141,7 +141,7 @@ class ShardEncoder:
                 yield committed()
 
     def _read(self, number: int) -> _ShardTexts | None:
-        """Return the texts of a shard; None if it is committed already, by a process that died before reporting it."""
+        """Return the texts of a shard; None if a process that died before reporting the shard had committed it."""
         if self.writer.is_whole(number):
             return None
         shard_rows = self.writer.plan.rows_of(number)

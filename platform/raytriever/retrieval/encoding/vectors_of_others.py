@@ -5,7 +5,7 @@
     passages.ids.txt              the ids of the rows of passages.npy, one on a line
     passages.jsonl, .jsonl.gz     rows {"id": ..., "embedding": [...]}
 
-Files of the queries are called `queries` and have any of these formats. One side may have several files, such as
+Files of the queries are called `queries` and have one of these formats. Passages may have several files, such as
 `passages-0.npy` and `passages-1.npy`, which are read in the order of their names. Arrays are memory-mapped block by
 block. Files of the other formats are converted once to an array in the cache."""
 
@@ -46,7 +46,7 @@ _REMEDY = "write the folder again; see docs/how-to/evaluate.md"
 
 @dataclass(frozen=True)
 class _MappedArray:
-    """Array of vectors in a file, whose rows begin after `offset` bytes."""
+    """Array of vectors in a file. Its rows begin after `offset` bytes of the file."""
 
     file: Path
     dtype: np.dtype[Any]
@@ -66,7 +66,7 @@ class _MappedArray:
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """Vectors of one side of a data set, in files."""
+    """Vectors of the passages or the queries of a data set, in files."""
 
     name: str  # folder and side, for errors
     ids: Any  # ids of the vectors, as an Arrow array of distinct strings
@@ -81,7 +81,7 @@ class StoredVectors:
         return self.arrays[0].shape[1]
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows dim"]]]:
-        """Yield the first row and the vectors of each block."""
+        """Yield, for each block, the number of its first row and its vectors."""
         step, first = max(1, _BLOCK_BYTES // (4 * self.dim)), 0
         for array in self.arrays:
             for start in range(0, array.shape[0], step):
@@ -123,7 +123,7 @@ class StoredVectors:
 
 
 def open_vectors(folder: str, side: str) -> StoredVectors:
-    """Open the vectors of one side of a folder: `PASSAGES` or `QUERIES`.
+    """Open the vectors of the passages or queries in a folder. `side` is `PASSAGES` or `QUERIES`.
 
     Raises:
         DataError: there are no vectors, a row is broken, an id is repeated, or the dimensions differ.
@@ -143,7 +143,7 @@ def open_vectors(folder: str, side: str) -> StoredVectors:
     arrays = [array for _, array in opened]
     for array in arrays:
         if array.shape[1] != arrays[0].shape[1]:
-            what = f"has vectors of dimension {array.shape[1]}, but {arrays[0].file} has {arrays[0].shape[1]}"
+            what = f"dimension {array.shape[1]} differs from dimension {arrays[0].shape[1]} of {arrays[0].file}"
             raise DataError(what, str(array.file), "encode all texts with one model")
     if not len(ids):
         raise DataError("has no vector", str(files[0][1]), _REMEDY)
@@ -154,7 +154,7 @@ def open_vectors(folder: str, side: str) -> StoredVectors:
 
 
 def state_of(folder: str) -> list[Any]:
-    """Return the path, size and modification time of each file in a folder. They show a later command any change."""
+    """Return the path, size and modification time of each file in a folder, to notice later changes."""
     found = [file for side in (PASSAGES, QUERIES) for some in _files(Path(folder), side).values() for file in some]
     return [_state(file) for file in found]
 
@@ -194,7 +194,7 @@ def _read_ids(file: Path) -> Any:
 
 
 def _open_converted(suffix: str, file: Path) -> tuple[Any, _MappedArray]:
-    """Return the ids and the array of a file. It is converted once, and the cache keeps the result."""
+    """Return the ids and the array of a file. The file is converted once, and the cache keeps the result."""
     key = hashlib.sha256(json.dumps(_state(file)).encode()).hexdigest()[:32]
     entry = cache_folder() / _COLLECTION / key
     read = _parquet_rows if suffix == ".parquet" else _json_rows

@@ -1,16 +1,16 @@
 """Writer of an embedding store. It finds the missing shards, writes them, and commits the store at the end.
 
 A shard depends only on the plan and its number, so every process writes the same bytes, and a finished shard is never
-encoded again. A shard is finished when its report is written, such as `work/000000.json`, with the digests of its
-files. A shard whose files no longer have these digests is encoded again.
+encoded again. A shard is finished when its report is written, such as `work/000000.json`. The report holds the
+digests of the shard's files. If a file no longer has its digest, the shard is encoded again.
 
-If the directory has the embeddings of an earlier version of the data set, it keeps them until the new store is
-finished. The folders of both versions are named after their keys.
+Embeddings of an earlier version of the data set stay in the directory until the new store is finished. The folder of
+each version is named after its key.
 
-Embeddings that an earlier store has are copied. Each row has a key, the hash of the text with its prompt.
+Embeddings that an earlier store has are copied. The key of a row is the hash of its text with the prompt.
 `EmbeddingPlan.encoder` is the digest of everything else that decides an embedding. So in a store of the same encoder,
 the same key means the same embedding, and only the other texts are encoded. Earlier stores are those in the cache,
-finished or not, and those that `encode` wrote elsewhere (`store.cache`). Damaged shards are ignored. If a store is
+finished or not, and other directories that `encode` wrote (`store.cache`). Damaged shards are ignored. If a store is
 removed while its rows are copied, the texts of these rows are encoded."""
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _DURABLE_FROM = 64 << 20  # a store in the cache is synced to disk if it has at 
 
 
 def shard_rows(rows: int) -> int:
-    """Return the rows per shard for a number of rows: a 256th of them, but at least 1,024 and at most 65,536."""
+    """Return the number of rows per shard of a store: a 256th of all rows, but at least 1,024 and at most 65,536."""
     return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
 
 
 @dataclass(frozen=True)
 class StoreWriter:
-    """Writer of a store's directory. It is sent to the processes that encode."""
+    """Writer of a store's directory. This object is sent to the processes that encode."""
 
     path: Path
     plan: EmbeddingPlan
@@ -82,10 +82,10 @@ class StoreWriter:
         return self.folder / WORK
 
     def check(self) -> None:
-        """Raise `StorageError` unless the directory is empty or has its own content; see `has_own_content`."""
+        """Raise `StorageError` if the directory has other content than embeddings of this encoder and data set."""
         if not self.has_own_content():
             what = f"is not empty, and has no embeddings of {self.plan.dataset} by this encoder"
-            raise StorageError(what, str(self.path), f"give another {setting('output')}, or remove it")
+            raise StorageError(what, str(self.path), f"give another {setting('output')}, or remove this one")
 
     def has_own_content(self) -> bool:
         """Return True if the directory is empty, or holds this encoder's embeddings of any version of the data set."""
@@ -175,17 +175,17 @@ class StoreWriter:
 
     @property
     def _is_durable(self) -> bool:
-        """True if files are synced to disk. Those of a small cached store are not: to make them again takes minutes."""
+        """True if files are synced to disk. A small cached store is not synced: it can be encoded again in minutes."""
         is_kept = not self.is_temporary and not self.path.is_relative_to(cache_folder())
         return is_kept or self.plan.bytes >= _DURABLE_FROM
 
 
 @dataclass(frozen=True)
 class EarlierEmbeddings:
-    """Locations, in earlier stores, of embeddings for a new store. It is sent to the processes that encode."""
+    """Where a new store finds its embeddings in earlier stores. This object is sent to the processes that encode."""
 
     plan: EmbeddingPlan
-    # For each row, an index into `shards` and the row in that shard; -1 for a text without an earlier embedding.
+    # For each row of the new store, an index into `shards` and the row in that shard; -1 if no shard has the embedding.
     sources: Int32[ndarray, "rows 2"]
     shards: Sequence[Path]  # paths of the earlier shards
 

@@ -1,6 +1,6 @@
 """`TextEncoder` for a user's function of texts and their side, or for a sentence-transformers model.
 
-A function is registered under a name as long as its encoder lives, so that it works wherever a model is named."""
+A function has a registered name while its encoder exists. Every setting that names a model accepts this name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _encoders: weakref.WeakValueDictionary[str, FunctionEncoder] = weakref.WeakValue
 
 
 class OutsideEncoder:
-    """Encoder whose weights this process does not have. Its contents are plain texts, and it accepts any prompt."""
+    """Encoder whose weights this process does not have. It reads texts instead of token ids, and accepts any prompt."""
 
     tokenizer = None
     is_local = is_int8 = False
@@ -79,7 +79,7 @@ class FunctionEncoder(OutsideEncoder):
         return [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
 
     def announce(self, contents: Iterable[str]) -> None:
-        """Do nothing: a function costs nothing."""
+        """Do nothing: there is no cost to announce."""
 
     def token_budget(self, device: str | None = None) -> int:
         """Return 1: this encoder makes its own batches, so nothing reads the number."""
@@ -110,7 +110,7 @@ class FunctionEncoder(OutsideEncoder):
             what = f"returns {array.dtype} {list(array.shape)} for {len(texts):,} texts"
             raise ConfigError(what, self._title, "return an array of numbers, [texts, components]")
         if self.dim and array.shape[1] != self.dim:
-            what = f"returns {array.shape[1]:,} components, but returned {self.dim:,} before"
+            what = f"returns {array.shape[1]:,} components, but returned {self.dim:,} components before"
             raise ConfigError(what, self._title, "return as many components for every text")
         if not np.isfinite(array).all():
             bad = int(np.flatnonzero(~np.isfinite(array).all(1))[0])
@@ -119,7 +119,7 @@ class FunctionEncoder(OutsideEncoder):
 
 
 def function_encoder(encode: Any, title: str) -> FunctionEncoder:
-    """Return the encoder of a function or a sentence-transformers model. Raises `ConfigError` for other objects."""
+    """Return an encoder that wraps a function or a sentence-transformers model. Raises `ConfigError` otherwise."""
     if hasattr(encode, "encode_query") and hasattr(encode, "encode_document"):
         is_cosine = getattr(encode, "similarity_fn_name", None) in (None, "cosine")
 
@@ -135,5 +135,5 @@ def function_encoder(encode: Any, title: str) -> FunctionEncoder:
 
 
 def open_function(config: ModelConfig) -> FunctionEncoder:
-    """Return the encoder that a configuration names."""
+    """Return the registered encoder that a configuration names."""
     return _encoders[config.model]

@@ -49,7 +49,7 @@ class ServiceConfig:
 
     @property
     def base(self) -> str:
-        """Address of the service without the path of requests."""
+        """Address of the service without a path such as `/embeddings` or `/chat/completions`."""
         return self.base_url.rstrip("/").removesuffix(CHAT).removesuffix(EMBEDDINGS)
 
     @property
@@ -68,7 +68,7 @@ ENCODER = (*READING, *(field.name for field in fields(ServiceConfig)))
 
 @dataclass(frozen=True)
 class EncoderConfig(ServiceConfig, ModelConfig):
-    """Settings of an encoder for inference: a model, or the endpoint `openai:NAME`."""
+    """Settings of an encoder for inference. The encoder is a model or the endpoint `openai:NAME`."""
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect an embedding."""
@@ -77,7 +77,7 @@ class EncoderConfig(ServiceConfig, ModelConfig):
 
 
 def endpoint_needs(name: str = "model") -> dict[str, tuple[Need, ...]]:
-    """Return for each setting of a service the condition of its effect: the setting `name` names an endpoint."""
+    """Return, for each setting of a service, when it has an effect: only if the setting `name` names an endpoint."""
     return {field.name: (Need(name, OPENAI),) for field in fields(ServiceConfig)}
 
 

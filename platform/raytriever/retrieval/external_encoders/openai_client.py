@@ -61,7 +61,7 @@ def model_names(body: bytes) -> list[str]:
 
 
 def retry_after(value: str | None) -> float:
-    """Return the seconds of a Retry-After header, which holds seconds or a date; 0 if it holds neither."""
+    """Return the wait in seconds that a Retry-After header (seconds or a date) asks for; 0 for other values."""
     if not value:
         return 0.0
     try:
@@ -97,7 +97,7 @@ class Dialect(Protocol):
     def adapt(self, sent: int, message: str) -> bool:
         """Drop the parameter that an error message names. Return True if the request may be sent again.
 
-        `sent` is the `version` of the rejected request. If it is old, the parameter may be dropped already."""
+        `sent` is the `version` of the rejected request. If `version` is newer, the parameter may be dropped already."""
 
 
 class Client:
@@ -188,7 +188,7 @@ class Client:
                 attempt += 1
 
     def _turn(self) -> float:
-        """Reserve the next time for a request and return it. A rate limit spreads requests evenly over a minute."""
+        """Reserve the next free time for a request and return this time. A rate limit spreads requests evenly."""
         if self._config.requests_per_minute is None:
             return self._not_before
         now = time.monotonic()
@@ -202,7 +202,7 @@ class Client:
                 await asyncio.wait_for(self.stop.wait(), seconds)
 
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes, float]:
-        """Return the status, the body and the seconds of Retry-After."""
+        """Send a request. Return the status, the body and the seconds of Retry-After."""
         try:
             async with self._session.request(
                 method, self._config.base + path, json=body, allow_redirects=False
@@ -247,7 +247,7 @@ class Client:
 
     def _key_refused(self, status: int, body: bytes) -> ServiceError:
         name, message = self._config.key_variable, self._clean(error_message(body))
-        without = "needs a key", f"store a key in {name}, or give another {setting('key_variable')}"
+        without = "needs a key", f"set the variable {name} to a key, or give another {setting('key_variable')}"
         what, remedy = ("rejects the key", f"check the key in {name}") if self._key else without
         return ServiceError(f"{what} ({status}: {message})", self._config.base, remedy)
 

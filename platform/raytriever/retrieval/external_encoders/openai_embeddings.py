@@ -1,6 +1,6 @@
 """Encoder `openai:NAME`: embeddings from a service with OpenAI's `/embeddings`. Each text is paid for only once.
 
-Each text with its prompt is first looked up among the embeddings that any earlier command paid for (`paid_embeddings`).
+Each text with its prompt is first looked up among the embeddings that earlier commands paid for (`paid_embeddings`).
 The other texts are sent in parallel batches with limited numbers of texts and tokens. A response is on disk before it
 is used. A batch that the service rejects is halved. A single text that is too long for the model is cut until it fits.
 """
@@ -44,7 +44,7 @@ from raytriever.retrieval.external_encoders.openai_client import Client, Request
 from raytriever.retrieval.external_encoders.paid_embeddings import PaidEmbeddings
 from raytriever.retrieval.external_encoders.service_budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 
-# Largest batch. Services accept up to 2,048 texts, but a killed command loses all requests in flight.
+# Largest number of texts in a batch. Services accept 2,048, but a killed command loses all batches in flight.
 MOST_TEXTS, MOST_TOKENS = 64, 8_192
 _PROBE = "dim"  # text of the first request; its response shows the dimension, or an error in the settings
 _FEW_BYTES = 2_000  # below this number of bytes of text, the estimate of bytes per token is too uncertain
@@ -63,7 +63,7 @@ class _Session:
 
 
 class Endpoint(OutsideEncoder):
-    """`TextEncoder` for the model of a service. Requests run in a thread that exists while any request is pending."""
+    """`TextEncoder` for the model of a service. Requests run in a thread, which exists while requests are pending."""
 
     precision = "service"
 
@@ -244,7 +244,7 @@ class Endpoint(OutsideEncoder):
             warn(f"{self._config.model}: embeddings have other lengths than 1 (the first: {length:.4g}); {scaled}")
 
     async def _ask(self, batches: Sequence[dict[bytes, str]], done: Callable[[int], None]) -> None:
-        """Pay for all batches. Before an error is raised, all requests in flight are answered and stored."""
+        """Request and store the embeddings of all batches. Raise an error only when all answers are stored."""
         session = self._session
         assert session is not None
 
@@ -256,8 +256,8 @@ class Endpoint(OutsideEncoder):
                     check_interrupted()
                     await self._pay(session, batch, done)
                 except KeyboardInterrupt:
-                    session.failure = ServiceError("gets no further request, because the command was interrupted")
-                except Exception as error:  # raised below, when the requests in flight are answered and stored
+                    session.failure = ServiceError("gets no more requests, because the command was interrupted")
+                except Exception as error:  # raised below, after the answers to all requests in flight are stored
                     session.failure = error
                 if session.failure is not None:
                     session.client.stop.set()
@@ -267,7 +267,7 @@ class Endpoint(OutsideEncoder):
             raise session.failure
 
     async def _pay(self, session: _Session, batch: dict[bytes, str], done: Callable[[int], None]) -> None:
-        """Pay for a batch, store its embeddings and call `done`."""
+        """Request the embeddings of a batch, store them, and call `done` with the number of texts."""
         keys, texts = list(batch), list(batch.values())
         sizes = [len(text.encode()) for text in texts]
         reserved = await session.spending.reserve(sum(sizes), 0)
@@ -312,10 +312,10 @@ class Endpoint(OutsideEncoder):
             raise (error if error.where else error.at(base)) from error
         dim, about, wanted = vectors.values.shape[1], self._paid.about, self._config.truncate_dim
         if wanted is not None and dim != wanted:
-            what = f"answers with {dim:,} components, not {wanted:,}"
+            what = f"answers with vectors of {dim:,} components, not {wanted:,}"
             raise ServiceError(what, base, f"leave {setting('truncate_dim')} out: the model has no such dimension")
         if about is not None and dim != about["dim"]:
-            what = f"answers with {dim:,} components, but answered with {about['dim']:,} before"
+            what = f"answers with vectors of {dim:,} components; earlier ones have {about['dim']:,} components"
             remedy = f"if its model has changed, remove {self._paid.folder}, and pay for its texts again"
             raise ServiceError(what, base, remedy)
         return vectors

@@ -56,7 +56,7 @@ class PaidEmbeddings:
         self.about = about
 
     def find(self, keys: Sequence[bytes]) -> tuple[Float32[ndarray, "texts dim"], Bool[ndarray, " texts"], int]:
-        """Return the embeddings of texts (0 for missing ones), a mask of those that exist, and their total tokens."""
+        """Return embeddings (zeros if missing), a mask of the texts that have one, and their tokens in total."""
         assert self.about is not None
         embeddings = np.zeros((len(keys), self.about["dim"]), np.float32)
         is_found, tokens = np.zeros(len(keys), bool), 0
@@ -82,7 +82,7 @@ class PaidEmbeddings:
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """Open the database for a transaction, which is on disk at the end of the block."""
+        """Open the database for a transaction. At the end of the block, its changes are on disk."""
         try:
             with closing(sqlite3.connect(self.folder / _TEXTS, timeout=_SECONDS)) as database, database:
                 database.execute(f"CREATE TABLE IF NOT EXISTS texts ({_COLUMNS})")

@@ -2,7 +2,7 @@
 
 Before a request is sent, its largest possible cost is reserved. When the response arrives, the actual cost replaces the
 reserved one. So the budget is exceeded at most by the difference between estimated and counted tokens. The costs of
-earlier runs of the same job count too, so repeating the command does not double the budget."""
+earlier runs of the same job are included, so repeating the command does not double the budget."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from raytriever.retrieval.external_encoders.endpoint_settings import ServiceConfig
 
-# Assumed bytes of UTF-8 per token until a service has counted tokens: typical of English text and BPE vocabularies.
+# Assumed bytes of UTF-8 per token until a service reports token counts: typical of English text and BPE vocabularies.
 BYTES_A_TOKEN = 4.0
 
 
 class BudgetReached(Exception):
-    """The budget allows no further request."""
+    """The budget allows no more requests."""
 
 
 @dataclass

@@ -48,20 +48,20 @@ from raytriever.retrieval.index.rank_keys import NONE, TieOrder, keys_of, scores
 
 # Largest number of bytes of a block's embeddings, and of a tile (scores or float64 embeddings) on a CPU and a GPU.
 BLOCK_BYTES, TILE_BYTES, GPU_TILE_BYTES = 2**28, 2**24, 2**30
-# Bytes of the quick scores of all CPU threads. A matrix product repacks a whole block, so many queries share it.
+# Bytes of the quick scores of all CPU threads. A matrix product repacks a whole block, so it takes many queries.
 SCORE_BYTES = 2**27
-# Blocks with fewer rows than this are joined. Each block has further documents to score exactly, so few blocks take less time.
+# Blocks with fewer rows than this are joined: each block adds documents to score exactly, so few blocks are faster.
 FEWEST_ROWS = 131_072
-# Documents kept in addition to 9 k / 8 (step 1), growth in a new search (step 3), 1 / kept fraction (step 4).
+# `MORE`: documents kept in addition to 9 k / 8. `_GROWTH`: the four times of step 3. 1 / `_WHOLE`: a quarter (step 4).
 MORE, _GROWTH, _WHOLE = 32, 4, 4
 # Largest fractions of a GPU's free memory: for all documents, if they stay in it, and for a tile.
 DOCUMENT_FRACTION, TILE_FRACTION = 0.6, 0.06
-# Smallest number of queries for which a thread searches at once.
+# Smallest number of queries that a thread searches for together.
 FEWEST_QUERIES = 8
 _LARGEST_NORM, _TINY = 2.0**60, 2.0**-126
 _precision_lock = Lock()
 
-# Blocks of a corpus: position of the first row, and embeddings.
+# Blocks of a corpus, each with the position of its first row and its embeddings.
 Blocks = Iterable[tuple[int, Float32[ndarray, "rows dim"]]]
 
 
@@ -154,7 +154,7 @@ class _Search:
 def _highest(scores: Float32[Tensor, "queries rows"], count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` highest scores of each query, descending, and their columns.
 
-    They are in the `count` groups of columns with the highest maxima, so `topk` reads only these groups and the maxima.
+    All of these scores are in the `count` groups of columns with the highest maxima, so `topk` reads only these groups.
     """
     queries, rows = scores.shape
     size = max(1, int((rows / (4 * count)) ** 0.5))  # number of columns in a group
@@ -174,7 +174,7 @@ def _smallest(keys: Int64[Tensor, "queries _"], k: int) -> Int64[Tensor, "querie
 
 
 def _in_threads(search: Callable[[Tensor], None], rows: Int64[Tensor, " some"], device: torch.device) -> None:
-    """Search for all queries. On a CPU, each thread searches alone for some of them.
+    """Search for all queries. On a CPU, each thread searches for some of the queries.
 
     If each operation of torch used several threads, they would wait for the slowest thread after every operation."""
     threads = torch.get_num_threads()
@@ -208,7 +208,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 def even_blocks(
     blocks: Blocks, dim: int, documents: int
 ) -> Iterator[tuple[Int64[ndarray, " rows"], Float32[ndarray, "rows dim"]]]:
-    """Yield positions and embeddings of up to `BLOCK_BYTES`. Only blocks with fewer than `FEWEST_ROWS` are copied."""
+    """Yield blocks of up to `BLOCK_BYTES`: positions and embeddings. Copy and join blocks of under `FEWEST_ROWS`."""
     most = max(1, BLOCK_BYTES // (4 * max(1, dim)))
     fewest = min(FEWEST_ROWS, most)
     pending: list[tuple[ndarray, ndarray]] = []
@@ -336,9 +336,9 @@ def top_k_of_blocks(
     """Return the k highest dot products of each query and their documents, best first.
 
     Args:
-        blocks: blocks of any sizes in any order: position of the first row, and embeddings. Each is read once.
+        blocks: (position of the first row, embeddings) of each block, in any sizes and any order. Each is read once.
         k: number of documents per query, at least 1. At most `len(ties)` are returned.
-        ties: result of `tie_order` for the whole corpus, which decides the order of equal scores.
+        ties: result of `tie_order` for the whole corpus. It decides the order of equal scores.
         device: device of the search; by default a CUDA device if there is one.
 
     Returns:

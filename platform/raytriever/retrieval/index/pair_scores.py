@@ -35,7 +35,7 @@ def pair_scores(
     query_rows: Int64[ndarray, " pairs"],
     document_rows: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
-    """Return the scores of pairs of rows, which must be in range. They have the same bits as those of a search."""
+    """Return the scores of pairs of rows, with the same bits as in a search. The row numbers must be in range."""
     for rows, vectors in ((query_rows, queries), (document_rows, documents)):
         if len(rows) and (rows.min() < 0 or rows.max() >= len(vectors)):
             raise IndexError(f"rows must be in [0, {len(vectors)})")
@@ -67,7 +67,7 @@ def scores_of_pairs(
     gpu_bytes: int = 0,
 ) -> Float32[Tensor, " pairs"]:
     """Return the scores of pairs of rows on any device, with temporary tensors of at most `gpu_bytes` on a GPU.
-    `lengths` are upper bounds of the products of their norms."""
+    `lengths` has, for each pair, an upper bound of the product of the two norms."""
     sums = torch.empty_like(lengths)
     if queries.device.type == "cpu":
         # Use NumPy in our own threads: torch would synchronize its threads after each of these small operations.
@@ -99,7 +99,7 @@ def round_sums(
 
     Args:
         sums: dot products of the pairs, summed in float64 in any order.
-        lengths: upper bounds of the products of their norms.
+        lengths: for each pair, an upper bound of the product of the two norms.
         rows: function that returns the rows of the queries and documents of selected pairs.
     """
     errors = lengths * ((queries.shape[1] + 2) * 2.0**-53)
@@ -115,7 +115,7 @@ def round_sums(
 
 
 def check_finite(vectors: Float32[ndarray, "vectors dim"], name: str, positions: ndarray | None = None) -> None:
-    """Raise `ModelError` unless all vectors are finite. By default `positions` count from 0."""
+    """Raise `ModelError` unless all vectors are finite. The message names a vector by `positions`."""
     for start in range(0, len(vectors), _CHECKED_ROWS):
         finite = np.isfinite(vectors[start : start + _CHECKED_ROWS]).all(axis=1)
         if not finite.all():
@@ -130,7 +130,7 @@ _has_searched = _was_forked = False
 
 
 def refuse_forked() -> None:
-    """Raise `ConfigError` if this process was forked from a process that had searched. Every search calls it first."""
+    """Raise `ConfigError` if this process was forked after a search. Every search first calls this function."""
     global _has_searched
     if _was_forked:
         what = "this process was forked after a search, so its worker threads are missing"

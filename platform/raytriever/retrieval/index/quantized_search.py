@@ -90,10 +90,10 @@ class QuantisedDocuments:
     def search(
         self, queries: Float32[ndarray, "queries dim"], depth: int, rescored: int
     ) -> tuple[Float32[ndarray, "queries depth"], Int64[ndarray, "queries depth"]]:
-        """Return scores and documents of the best results, best first. All scores are rescored.
+        """Return scores and documents of the best results, best first. Scores use the fp32 queries.
 
-        The `rescored` best candidates of the search with codes come first, ordered by score. If `depth` is larger, the
-        next candidates follow, also ordered by score."""
+        The first `rescored` candidates of the search with codes come first, ordered by score. If `depth` is larger,
+        the next candidates follow, also ordered by score."""
         quantizer = self.quantizer
         blocks = ((first, quantizer.factors(values)) for first, values in self.blocks())
         _, candidates = top_k_of_blocks(quantizer.factors(queries), blocks, max(depth, rescored), self.ties)

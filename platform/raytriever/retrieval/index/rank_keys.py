@@ -25,7 +25,7 @@ _LOW = 2**32 - 1
 
 @dataclass(frozen=True)
 class TieOrder:
-    """Order of documents with equal scores: the rank of each document, and its inverse."""
+    """Order of documents with equal scores: the rank of each document, and the document of each rank."""
 
     ranks: UInt32[ndarray, " documents"]
     documents: Int64[ndarray, " documents"]

@@ -25,9 +25,9 @@ from raytriever.data.prepare.corpus_tokenization import flat
 from raytriever.retrieval.mining.bm25_analyzer import ENGLISH_ANALYZER, Analyzer
 from raytriever.retrieval.mining.postings import Postings
 
-# Largest number of documents of a corpus whose postings are kept in memory. Those of passages take up to 75 MB.
+# Largest number of documents of a corpus whose postings are kept in memory. They take up to 75 MB for passages.
 IN_MEMORY = 1 << 17
-_ROWS_AT_ONCE = 128  # number of queries in one task of a thread
+_ROWS_AT_ONCE = 128  # number of queries that a thread ranks in one task
 _LAST = 0xFFFF_FFFF
 _INT64 = np.dtype(np.int64)
 

@@ -4,8 +4,8 @@
 - English: runs of two or more letters, digits and underscores, in lower case, without stop words, stemmed by Snowball.
 - Chinese, Japanese and Korean: pairs of adjacent characters, as Lucene's CJKAnalyzer makes them. Thai, Lao, Khmer and
   Burmese: three adjacent characters. Words of other scripts stay whole.
-- Other languages: words; for Arabic and Hindi, Lucene's normalization of letters. Stop words are removed and the other
-  words are stemmed by Snowball, if these exist for the language.
+- Other languages: words; for Arabic and Hindi, Lucene's normalization of letters. If the language has a stop-word list
+  or a Snowball stemmer, stop words are removed and the other words are stemmed.
 
 With the rules of a wrong language, terms are whole clauses or pieces of words, and BM25 finds almost nothing. Such a
 result is not a baseline, so the user is warned."""
@@ -41,7 +41,7 @@ _RUN = re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")  # a run of charact
 # A run without spaces has 2 (Chinese) to 5 (Thai) characters on average if the text is segmented into words. If not, a
 # run is a whole clause of 8 or more characters.
 _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
-# English, German, Indonesian and code have 6 to 13 characters per term: stop words are characters, but not terms.
+# English, German, Indonesian and code have 6 to 13 characters per term. Stop words add characters, but no terms.
 _MOST_CHARACTERS = 30.0
 # Letters that Lucene's ArabicNormalizer, PersianNormalizer and HindiNormalizer replace or remove.
 _FOLDED: dict[str, dict[int, Any]] = {
@@ -59,19 +59,19 @@ _FOLDED: dict[str, dict[int, Any]] = {
 
 @dataclass(frozen=True)
 class Analyzer:
-    """Analyzer of one language, a code of `data.languages.LANGUAGES`."""
+    """Analyzer of one language. `language` is a code of `data.languages.LANGUAGES`."""
 
     language: str = ENGLISH
 
     @classmethod
     def of(cls, documents: Documents) -> Analyzer:
-        """Return the analyzer of a corpus, for the language that the user names or the one that is detected."""
+        """Return the analyzer of a corpus, for the language that the user names or else the detected language."""
         named = documents.bm25_language
         return cls(detect(Passages(documents)) if named in (None, AUTO) else str(named))
 
     @property
     def settings(self) -> dict[str, str]:
-        """Return a description, with the code of the language."""
+        """Return a description of the analyzer, with the code of its language."""
         language = LANGUAGES[self.language]
         if self.language == ENGLISH:
             terms = "two or more letters, digits or underscores, in lower case"
@@ -179,7 +179,7 @@ def _word_pattern() -> re.Pattern[str]:
 
 
 def analyzer_line(analysis: Mapping[str, Any]) -> str:
-    """Describe in one line the analyzer in stored statistics; see `Analysis.content`."""
+    """Return one line about the analyzer that stored statistics describe; see `Analysis.content`."""
     language = analysis["language"]
     return Analyzer(language if language in LANGUAGES else OTHER).line
 
@@ -191,8 +191,8 @@ class Analysis:
     analyzer: Analyzer
     tokens_per_document: float  # number of terms, including repeated ones
     characters_per_document: float  # number of characters that are not white space
-    unspaced_fraction: float  # fraction of these characters in scripts without spaces between words, 0 to 1
-    unspaced_run: float  # mean length of a run of such characters without a space or punctuation
+    unspaced_fraction: float  # fraction of these characters that belong to scripts without spaces between words, 0 to 1
+    unspaced_run: float  # mean length of a run of characters of such scripts, without a space or punctuation
 
     @classmethod
     def of(cls, documents: Documents) -> Analysis:

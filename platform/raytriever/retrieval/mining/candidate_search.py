@@ -30,7 +30,7 @@ from raytriever.retrieval.mining.bm25 import Bm25Index
 from raytriever.retrieval.mining.filters import ExcludedDocuments, entries
 from raytriever.retrieval.mining.mining_settings import MiningConfig
 
-# Function that scores pairs of query and passage, usually by a cross-encoder. Higher means more relevant.
+# Function that scores pairs of query and passage, usually by a cross-encoder. A higher score means more relevant.
 Judge = Callable[[Sequence[str], Sequence[str]], Float32[ndarray, " pairs"]]
 _GATHERED = 1 << 25  # number of components of embeddings that are gathered at once for scoring
 _JUDGED = 4_096  # number of pairs of texts in one call of a judge
@@ -81,8 +81,8 @@ class PairScorer:
     """Scorer of query-document pairs."""
 
     name: str  # `encoder`, `bm25` or `judge`, for the table's manifest
-    # Function of query rows `[block]` and documents `[block, any]` that returns the scores of each row with its
-    # documents; NaN for the document -1.
+    # Function that gets queries `[block]` and documents `[block, any]`. It returns the score of each query with each of
+    # its documents; NaN for the document -1.
     score: Callable[[Int64[ndarray, " block"], Int64[ndarray, "block any"]], Float32[ndarray, "block any"]]
 
     @classmethod
@@ -98,7 +98,7 @@ class PairScorer:
 
     @classmethod
     def by_judge(cls, judge: Judge, texts: Sequence[str], passages: Sequence[str]) -> PairScorer:
-        """Create the scorer of a judge. `texts` are the split's queries, and `passages` all documents."""
+        """Create the scorer of a judge. `texts` are the split's queries; `passages` are all documents."""
 
         def score(queries: ndarray, documents: ndarray) -> ndarray:
             return judge([texts[query] for query in queries], [passages[document] for document in documents.tolist()])
@@ -110,7 +110,7 @@ class PairScorer:
 def _of_pairs(
     score: Callable[[ndarray, ndarray], ndarray], step: int, name: str, remedy: str
 ) -> Callable[[ndarray, ndarray], ndarray]:
-    """Turn a function of pairs into the `score` of a `PairScorer`, which calls it with at most `step` pairs at once.
+    """Turn a function of pairs into the `score` of a `PairScorer`. It gets at most `step` pairs in one call.
 
     `score` raises `ModelError` if a score is not finite."""
 
@@ -127,9 +127,9 @@ def _of_pairs(
     return score_all
 
 
-# Purposes of random numbers; see `sampling.batch_order.words`.
+# Identifiers of two purposes of random numbers; see `sampling.batch_order.words`.
 DOCUMENTS, CHOICE = 11, 12
-# Number of normalized passages to cache, because queries share many candidates.
+# Number of normalized passages that are cached, because different queries have many candidates in common.
 _PASSAGES = 1 << 17
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
@@ -137,7 +137,7 @@ Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block colu
 
 @dataclass(frozen=True)
 class MiningInputs:
-    """Arguments of `mine`, with the texts, indexes and scorer that are made from them, each once, when first needed."""
+    """Arguments of `mine`, with the texts, indexes and scorer made from them. Each is made when first needed."""
 
     dataset: RetrievalDataset
     split: str
@@ -240,7 +240,7 @@ class MiningInputs:
     def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
         """Find the positives of similar queries. The score of a positive is the similarity of its query.
 
-        A positive of several queries has the rank and score of the most similar one."""
+        A document that is a positive of several queries has the rank and score of the most similar of these queries."""
         queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
         corpus, order = self._similar_queries
         k = 2 * wanted
@@ -273,7 +273,7 @@ class MiningInputs:
 
     def _find_random(self, rows: ndarray, depth: int) -> Candidates:
         size = len(self.dataset.documents)
-        # In a small corpus, random numbers may repeat too many documents. So put all documents into a random order.
+        # In a small corpus, random draws would repeat too many documents. So put all documents into a random order.
         whole = 8 * depth >= size
         columns = np.arange(size if whole else 2 * self._most(rows, depth))
         sampled = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)
@@ -286,7 +286,7 @@ class MiningInputs:
 
 
 def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> Candidates:
-    """Turn ordered pairs into a table with one row per query. Of repeated pairs, only the first is kept."""
+    """Turn ordered pairs into a table with one row per query. Keep only the first of repeated pairs."""
     pairs = row * (int(documents.max(initial=0)) + 1) + documents
     first = np.sort(np.unique(pairs, return_index=True)[1])
     row, documents, scores = row[first], documents[first], scores[first]

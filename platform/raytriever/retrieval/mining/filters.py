@@ -3,9 +3,9 @@
 1. Excluded documents: the relevant documents of the query and of every query with the same text; documents with the
    same text as one of these (`data.hashed_ids`); and the document with the query's own id, which BEIR also removes from
    rankings.
-2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
-   of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
-   in these an answer may begin inside a word.
+2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and Unicode
+   composition of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without
+   spaces, so in these an answer may begin inside a word.
 3. Scores that are too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
 
 The verdict on a candidate is the first of `REASONS` that applies. So the counts of all verdicts add up to the number of
@@ -40,8 +40,8 @@ Verdicts = Int8[ndarray, "queries ranks"]
 def contains_answer(passage: str, answers: Iterable[str]) -> bool:
     """Return True if the passage contains one of the answers as whole words. An empty answer never matches.
 
-    A match is rejected if it begins or ends inside a word, that is, between two cased letters or digits. Callers
-    `normalize` all texts."""
+    A match is rejected if a word continues beyond it: at one end, the characters inside and outside the match are both
+    digits or letters that have upper and lower case. Callers must `normalize` all texts."""
     for answer in filter(None, answers):
         start = passage.find(answer)
         while start >= 0:
@@ -134,7 +134,7 @@ def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list
 
 
 def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:
-    """Return each value of each wanted group, with the index of the group in `wanted`: (indices, values)."""
+    """Return (indices, values): all values of the wanted groups, each with the index of its group in `wanted`."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
@@ -181,7 +181,7 @@ def apply_score_bounds(
     Args:
         verdicts: only candidates with the verdict `KEPT` are examined.
         scores: scores of the candidates; only those of candidates kept so far are read.
-        lowest: lowest score of the query's positives. It is NaN if none has a score; then every candidate is removed.
+        lowest: lowest score of the query's positives. NaN if no positive has a score: all its candidates are removed.
         max_score: a candidate with a higher score is removed.
         absolute_margin: a candidate above `lowest` minus this margin is removed (TopK-MarginPos).
         relative_margin: a candidate above `lowest` minus this fraction of |`lowest`| is removed (TopK-PercPos). This
@@ -199,7 +199,7 @@ def apply_score_bounds(
 
 
 def choose(verdicts: Verdicts, count: int, random_keys: UInt64[ndarray, "queries columns"] | None) -> None:
-    """Keep `count` remaining candidates of each query, in place: the first, or those with the smallest random keys."""
+    """Keep, in place, `count` of a query's remaining candidates: the first, or those with the smallest random keys."""
     is_kept = verdicts == KEPT
     if random_keys is None:
         is_surplus = is_kept & (np.cumsum(is_kept, axis=1) > count)

@@ -39,14 +39,14 @@ from raytriever.retrieval.mining.mining_settings import MiningConfig
 
 # Number of candidates in a block. Their positions, scores, ranks and verdicts take a few hundred megabytes.
 BLOCK = 1 << 22
-# Number of queries in a block of BM25. Small blocks show progress, and take no more time: BM25 reads the postings again
-# for about every hundred queries anyway. A dense search, in contrast, reads all documents for each block.
+# Number of queries that BM25 ranks in one block. Small blocks show progress and take no more time: BM25 reads the
+# postings again for about every hundred queries anyway. But a dense search reads all documents for each block.
 BM25_QUERIES = 1 << 14
 REPEATED = "found by another method too"
 # Number of negatives per query that `build_negatives_table` mines.
 DEFAULT_NEGATIVES = 30
 _BM25 = ORIGINS.index("bm25")
-# For each of these methods, the scorer whose scores its candidates already have.
+# Methods whose search already scores the candidates, each with the name of the scorer.
 _SCORER_OF = {"bm25": "bm25", "dense": "encoder"}
 _FILE = "block.npz"
 # Types and shape of each array in the file of a block.
@@ -132,7 +132,7 @@ class CandidateFilter:
         return MinedBlock(rows[row], documents[row, column], ranks[row, column], scores[row, column], counts)
 
     def _ranks(self, method: str) -> tuple[int, int]:
-        """Return the first rank of candidates (0 for gold and random), and the rank before which they end."""
+        """Return the first rank of candidates (0 for gold and random), and the rank after their last one."""
         config, negatives = self.inputs.config, self.inputs.dataset.negatives
         if method == "gold":
             assert negatives is not None
@@ -174,8 +174,8 @@ class MiningResult:
     """Result of a mining job."""
 
     table: NegativesTable
-    # For each method, the number of `candidates`, of `kept` ones and of those removed for each reason. The kept and
-    # removed ones add up to the candidates. Reasons without candidates are omitted.
+    # For each method, the number of `candidates`, of `kept` candidates, and of candidates removed for each reason. Kept
+    # and removed candidates add up to all. Reasons without candidates are omitted.
     counts: dict[str, dict[str, int]]
     wanted: int  # number of negatives that each query should get from all methods together
     # Number of negatives of each query, in the order of `dataset.positives(split)`.
@@ -214,9 +214,9 @@ def mine(
         embeddings: embeddings for `dense` and `cross-query`.
         bm25: function that returns the index of all passages; by default the index is built when needed.
         judge: scorer of pairs of texts, if the settings name a judge.
-        seed, round: numbers that decide the random numbers; the table records the round.
-        finished: folder of finished blocks. Those of an earlier, killed call with the same arguments are not mined
-            again, and this call adds its own.
+        seed, round: two numbers on which all random numbers depend; the table records the round.
+        finished: folder of finished blocks. Blocks that a killed call with the same arguments finished are not mined
+            again. This call stores its blocks there too.
 
     Raises:
         ConfigError: the range lies beyond the corpus, or gold negatives or answers are requested from a data set that

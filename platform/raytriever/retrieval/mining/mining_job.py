@@ -49,13 +49,13 @@ def run_mining(
     round: int = 0,
     embeddings: Path | None = None,
 ) -> tuple[MiningResult, str | None]:
-    """Mine, and commit the table to `output`, which must not exist. `check_options` must have checked the settings.
+    """Mine negatives and commit the table to `output`, a new path. `check_options` must have checked the settings.
 
     Args:
         model: encoder, used if a method needs embeddings.
         split: split whose queries get negatives.
         precision: precision of the encoder; None for the fastest on this hardware.
-        seed, round: numbers that decide the random numbers; the table records the round.
+        seed, round: two numbers on which all random numbers depend; the table records the round.
         embeddings: store of the passage embeddings that `model` wrote for this data set; by default the cache.
 
     Returns:
@@ -65,7 +65,7 @@ def run_mining(
         reason = f"{setting('method')} {mining.method} needs no embeddings"
         raise ConfigError(reason, setting("embeddings"), f"leave it out, or add dense to {setting('method')}")
     if output.exists():
-        raise StorageError("already exists", str(output), f"give another {setting('output')}, or remove it")
+        raise StorageError("already exists", str(output), f"give another {setting('output')}, or remove this one")
     check_writable(output)
     device = default_device()
     chosen = choose_precision(precision, device)
@@ -141,7 +141,7 @@ def _digests(
 
 
 def format_counts(mined: MiningResult) -> str:
-    """Format the numbers of candidates, of those removed for each reason and of kept ones: one column per method."""
+    """Format the numbers of all, removed (for each reason) and kept candidates as text, with one column per method."""
     reasons = {name for counts in mined.counts.values() for name in counts}
     rows = ["candidates", *(name for name in (*REASONS[1:], REPEATED) if name in reasons), "kept"]
     cells = [[name, *(f"{counts.get(name, 0):,}" for counts in mined.counts.values())] for name in rows]

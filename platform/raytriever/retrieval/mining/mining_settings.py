@@ -1,7 +1,7 @@
 """Settings of mining and of teacher scoring. This module imports nothing heavy, because `--help` reads it.
 
 The settings of `MiningConfig` have the same names and meanings as the arguments of `mine_hard_negatives` in
-sentence-transformers, so that they can be copied from there."""
+sentence-transformers, so their values can be copied from there."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class MiningConfig:
 
     @property
     def depth(self) -> int:
-        """Return the rank before which the candidates of a ranking end."""
+        """Return the rank after the last candidate of a ranking."""
         if self.range_max is not None:
             return self.range_max
         needs_spare = self.has_score_bounds or self.drop_answers or self.sampling_strategy == "random"
@@ -97,7 +97,7 @@ class MiningConfig:
             raise ConfigError(what, setting("range_max"), "give a larger number")
         if self.num_negatives > self.depth - self.range_min:
             ranks = f"{self.depth - self.range_min} ranks ({self.range_min} to {self.depth - 1})"
-            what = f"{self.num_negatives} negatives out of {ranks}"
+            what = f"{self.num_negatives} negatives cannot come from {ranks}"
             raise ConfigError(what, setting("num_negatives"), f"give fewer, or a larger {setting('range_max')}")
         check_changed(self)
 

@@ -1,4 +1,4 @@
-"""Postings of a corpus for BM25: the documents that contain a term, how often, and the weight that it adds to a score.
+"""Postings of a corpus for BM25: the documents that contain a term, how often, and the term's weight in the score.
 
 1. A block of documents becomes a `PostingsBlock`: for each of its terms (`bm25_analyzer`), the rows and frequencies.
 2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and joins the postings of each
@@ -85,7 +85,7 @@ class Postings:
     """Postings of a corpus, in memory or memory-mapped."""
 
     size: int
-    vocabulary: dict[str, int]  # term -> number of the term
+    vocabulary: dict[str, int]  # term -> its number t
     starts: Int64[ndarray, " terms+1"]  # the postings of term t are at the indices `starts[t]` to `starts[t + 1]`
     documents: UInt32[ndarray, " postings"]  # positions of documents, ascending within a term
     weights: Float32[ndarray, " postings"]  # weight that the term adds to the score of the document, above 0
@@ -99,7 +99,7 @@ class Postings:
 
     @classmethod
     def cached(cls, documents: Documents, analyzer: Analyzer) -> Postings:
-        """Open the postings of a corpus in the cache. If they are missing, make them there."""
+        """Return the postings of a corpus from the cache. If the cache does not have them, make and store them."""
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
         content = [_FORMAT, documents.digest, analyzer.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -124,7 +124,7 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
             number = np.arange(len(vocabulary), dtype=np.int32)
         else:
             number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
-        if len(vocabulary) > len(counts):  # double the size: with a copy for every block, time would be quadratic
+        if len(vocabulary) > len(counts):  # double the size: if each block caused a copy, time would be quadratic
             counts = np.concatenate([counts, np.zeros(2 * len(vocabulary) - len(counts), np.int64)])
         counts[number] += block.counts
         numbers.append(number)

@@ -38,7 +38,7 @@ from raytriever.models.resolve_model import commit_of, resolve_model
 from raytriever.retrieval.mining.mining_settings import ScoreConfig
 
 _SCORES = "scores.npy"
-# Pairs of a piece: a few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
+# Number of pairs in a piece. A small cross-encoder scores a piece in a few minutes on two cores, in 2 s on a GPU.
 PIECE_PAIRS = 8_192
 # For each value of the manifest, what an error message says about scores whose manifest has another value.
 _DIFFERENCES = {
@@ -135,7 +135,7 @@ def _check_same(output: Path, decides: Mapping[str, Any]) -> None:
     is_ours = stored.get("kind") == KIND
     differences = [text for name, text in _DIFFERENCES.items() if is_ours and stored.get(name) != decides[name]]
     reason = f"holds scores {', '.join(differences)}" if differences else "does not hold the scores of this command"
-    raise StorageError(reason, str(output), f"give another {setting('output')}, or remove it")
+    raise StorageError(reason, str(output), f"give another {setting('output')}, or remove this one")
 
 
 def _score(

@@ -48,7 +48,7 @@ CUTOFFS = (10, 100)
 
 @dataclass(frozen=True, kw_only=True)
 class IndexResult(PassageIndex):
-    """Index in memory with its inputs. `seconds` is the time to build it; None if an existing index was opened."""
+    """Index in memory, with its inputs. `seconds` is the time of building it; None if an existing index was opened."""
 
     index: ApproximateIndex
     seconds: float | None
@@ -80,7 +80,7 @@ def run_index(
 
     Args:
         precision: precision of the encoder; None for the fastest on this hardware.
-        split: split whose queries the caller will search for, if any.
+        split: split with the queries of later searches, if any.
         embeddings: store of the passage embeddings that `model` wrote for this data set; by default the cache.
         calibration: file that the user names; see `current_calibration`.
 
@@ -144,7 +144,7 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
     name = next((name for name in different if name != "encoder"), "encoder")
     there, here = (f"{values.get(name)}"[:40] for values in (existing, meta))
     reason = f"its {name.replace('_', ' ')} is {there}, not {here}"
-    remedy = f"give another {setting('output')}, or remove it"
+    remedy = f"give another {setting('output')}, or remove this one"
     if name == "encoder":
         reason = "its model has other weights or settings"
     elif name == "precision":
@@ -157,7 +157,7 @@ def _check_same(existing: dict[str, Any], meta: dict[str, Any], output: Path) ->
 
 
 def bytes_of_ann_index(config: IndexConfig, rows: int, dim: int) -> int:
-    """Estimate the bytes of an index without its embeddings. They are the same on disk and in memory."""
+    """Estimate the bytes of an index without its embeddings: the same number on disk and in memory."""
     vectors, halves, positions = 4 * dim, 2 * dim, 8
     neighbors = 4 * config.value("m")
     of_row = {
@@ -166,7 +166,7 @@ def bytes_of_ann_index(config: IndexConfig, rows: int, dim: int) -> int:
         "ivfpq": (config.code_bytes or default_code_bytes(dim)) + positions,
         "hnsw": halves + 2 * neighbors,  # most nodes are only in the lowest layer, which has twice the degree
         "vamana": vectors + neighbors,
-        "roargraph": 2 * neighbors,  # the second half is the edges of `connect`
+        "roargraph": 2 * neighbors,  # half of the slots are for edges that `connect` adds
     }[config.index]
     return rows * of_row
 
@@ -181,7 +181,7 @@ def memory_of_building(config: IndexConfig, rows: int, dim: int) -> int:
 def _queries(retriever: TextEncoder, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries dim"]:
     positions = dataset.positives(split).queries
     if not len(positions):
-        raise ConfigError(f"{dataset.name} has no query with a relevant document here", split, "give another split")
+        raise ConfigError(f"{dataset.name} has no query with a relevant document", split, "give another split")
     return encode_queries(retriever, dataset, positions, f"{split} queries")
 
 
@@ -194,9 +194,9 @@ def _meta(
     store: EmbeddingStore | None,
     training_split: str | None,
 ) -> dict[str, Any]:
-    """Return the entries of the manifest, before any passage is encoded.
+    """Return the entries of the manifest. They are known before any passage is encoded.
 
-    `key` is the digest of everything that the index depends on. `store` is the store that the user names, if any."""
+    Entry `key` is the digest of all inputs of the index. Argument `store` is the store that the user names, if any."""
     settings = {name: value for name, value in asdict(config).items() if name not in ("nprobe", "ef_search")}
     settings |= {"m": config.value("m"), "ef_construction": config.value("ef_construction")}
     settings |= {"nearest": config.value("nearest"), "training_split": training_split, "seed": seed}

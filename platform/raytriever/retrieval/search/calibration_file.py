@@ -68,7 +68,7 @@ class AnswerThreshold(AnswersAchieved):
 class PassageThreshold(PassagesKept):
     """Lowest score of a passage to keep, with the fractions that it kept for the testing questions."""
 
-    wanted: float  # target: of a later question's relevant passages, at least this fraction is kept on average
+    wanted: float  # target: at least this fraction of a new question's relevant passages is kept on average
     score: float
     depth: int  # number of best passages of a question to which the threshold applies
 
@@ -91,10 +91,10 @@ class Calibration:
     chosen_on: str
     chosen_queries: int
     # `checked_on`, `checked_queries`: split on which they are tested, and its number of queries. With too few queries
-    # for two splits, they are fitted and tested on both. Both fields then name both, such as `dev and test`.
+    # for two splits, they are fitted and tested on both. Both fields are then equal, such as `dev and test`.
     checked_on: str
     checked_queries: int
-    # One threshold for each target that can be reached, in the order of the targets. The first decides on answers.
+    # A threshold for each reachable target, in their order. The first threshold decides whether a query has an answer.
     thresholds: list[AnswerThreshold]
     kept: PassageThreshold | None  # threshold of the passages to keep, if any
     # Map from the confidence of a query to the probability that its best passage is relevant.
@@ -104,7 +104,7 @@ class Calibration:
     # `first_error`, `later_error`: calibration error of each map on the testing split, with its 95 % interval.
     first_error: CalibrationError
     later_error: CalibrationError
-    # `passages`, `sample`: number of passages, and a sample of them from which later changes are estimated; see
+    # `passages`: number of passages. `sample`: sample of them, to estimate later changes of the corpus; see
     # `sample_of`.
     passages: int
     sample: list[int]
@@ -205,7 +205,7 @@ def calibration_in(
     except StorageError as error:
         if is_named:
             raise
-        report(f"{error}. Until then hits have no probability")
+        report(f"{error}. Until then, hits have no probability")
         return None
     if calibration is None:
         if is_named:
@@ -363,10 +363,9 @@ class Decider:
         missing = int((ranking[:, :depth] < 0).sum(axis=1).max(initial=0)) if self.lists_all else 0
         if missing and len(self.documents) >= depth:
             name = self.calibration.confidence.name
-            what = f"the index finds {depth - missing} of the {depth} passages that the {name} confidence needs"
-            raise ConfigError(
-                what, setting("ef_search"), "give a larger search size, or calibrate thresholds of the score"
-            )
+            what = f"the index finds only {depth - missing} of the {depth} passages that confidence {name!r} needs"
+            remedy = f"give a larger {setting('ef_search')}, or calibrate again with {setting('confidence', 'score')}"
+            raise ConfigError(what, setting("ef_search"), remedy)
         ranked = np.full((count, depth), np.nan, np.float32)
         ranked[:, : scores.shape[1]] = np.where(ranking >= 0, scores, np.nan)[:, :depth]
         bm25 = agrees = None

@@ -120,8 +120,8 @@ def hits_of(
 
     Args:
         threshold: lowest score of a hit; `kept` means the calibration's threshold of passages to keep.
-        calibration: gives each hit a probability. Unless `threshold` is a score, its threshold also decides whether a
-            query has an answer.
+        calibration: gives each hit a probability. Unless `threshold` is a score, the calibration's own threshold
+            decides whether a query has an answer.
         confidence: confidence of each query, as the calibration defines it.
     """
     lowest_score: float | None = None
@@ -164,7 +164,7 @@ def hits_of(
 
 
 def format_hits(hits: Hits) -> str:
-    """Format the hits of a query as text: a line about the decision if there is a threshold, then each passage."""
+    """Format the hits of a query as text: if there is a threshold, a line with the decision; then each passage."""
     lines = []
     if not hits and hits.lowest_score is not None:
         return f"no answer: no passage scores {hits.lowest_score:g} or more"

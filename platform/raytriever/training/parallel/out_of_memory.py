@@ -1,10 +1,10 @@
 """Out of memory in training: the workers repeat the step with half the chunk, or Ray Train restarts them.
 
 One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then wait
-for it in a collective forever. So with gradient caching the workers vote twice in a step, when no collective is under
-way: after all chunks are encoded, and before the gradients are synchronized. A step after which all of them know is
-repeated. In other places, and with FSDP2, the worker raises. Ray Train then restarts all workers, with a smaller chunk.
-`models.device_memory` recognizes the errors, and `chunk_size` halves the chunk."""
+for it in a collective forever. So with gradient caching the workers vote twice in a step, when no collective is
+running: after all chunks are encoded, and before the gradients are synchronized. If all workers learn of the error in
+time, the step is repeated. In other places, and with FSDP2, the worker raises an error. Ray Train then restarts all
+workers, with a smaller chunk. `models.device_memory` recognizes the errors, and `chunk_size` halves the chunk."""
 
 from __future__ import annotations
 

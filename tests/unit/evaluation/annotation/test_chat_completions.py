@@ -85,7 +85,7 @@ def test_keys(serve: Callable[..., Any]) -> None:
         assert "rejects the key (401" in str(error.value)
         assert "check the key in OPENAI_API_KEY" in str(error.value)
         assert "wrong-secret" not in str(error.value)
-        with pytest.raises(ServiceError, match="store a key in OPENAI_API_KEY, or give another key_variable"):
+        with pytest.raises(ServiceError, match="set the variable OPENAI_API_KEY to a key, or give another"):
             ask(config)
 
 
@@ -217,7 +217,7 @@ def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics:
 def test_paths_in_use(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
     words = ["--base-url", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output"]
     (work / "there").mkdir()
-    assert error_line(*words, "there") == "there: exists already; give another output, or remove it"
+    assert error_line(*words, "there") == "there: exists already; give another output, or remove this one"
     log = AnswerLog(work / "answers")
     line = error_line(*words, "o", "--answers", "answers")
     assert line.startswith("answers: in use by ")

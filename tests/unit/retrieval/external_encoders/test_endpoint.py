@@ -184,7 +184,7 @@ def test_a_text_that_is_too_long_is_cut(serve: Callable[..., Served], capsys: py
 @pytest.mark.parametrize(
     ("flags", "settings", "line"),
     [
-        ({"key": KEY}, {}, "needs a key (401: Incorrect API key provided: invalid_api_key); store a key in OPENAI"),
+        ({"key": KEY}, {}, "needs a key (401: Incorrect API key provided: invalid_api_key); set the variable"),
         (
             {},
             {"key_variable": "NO_SUCH"},
@@ -197,7 +197,7 @@ def test_a_text_that_is_too_long_is_cut(serve: Callable[..., Served], capsys: py
         ({"broken": "fewer"}, {}, "answers with 2 vectors for 3 texts; use another service"),
         ({"broken": "ragged"}, {}, "components; use another service"),
         ({"broken": "nan"}, {}, "answers with a vector that is not finite, for the text 'c'"),
-        ({"broken": "widens"}, {}, "answers with 48 components, but answered with 24 before; if its"),
+        ({"broken": "widens"}, {}, "answers with vectors of 48 components; earlier ones have 24 components; if"),
         ({"filters": "bb"}, {}, "rejects the text 'bb' (status 400: blocked by the content filter); remove or change"),
         ({}, {"base_url": "localhost:8000"}, "base_url: is not a valid address; give one such as http://localhost"),
         ({}, {"budget": 1.0}, "budget: needs the prices of tokens; give price_in, or budget_tokens"),
@@ -253,7 +253,7 @@ def test_a_function_and_a_library_model_are_measured(tiny_encoder: Path, letters
         (3, "models: an element has the type int; give names, paths, models, runs, functions encode(texts"),
         (lambda texts, side: [1.0], "mine: returns float64 [1] for 1 texts; return an array of numbers, [texts, comp"),
         (lambda texts, side: np.full((len(texts), 2), np.nan), "mine: returns NaN or infinity for 'dim'"),
-        (lambda texts, side: np.ones((len(texts), len(texts[0]))), "components, but returned 3 before; return as"),
+        (lambda texts, side: np.ones((len(texts), len(texts[0]))), "components, but returned 3 components before;"),
     ],
 )
 def test_what_is_wrong_with_a_function_is_one_line(letters: Path, encode: Any, line: str) -> None:

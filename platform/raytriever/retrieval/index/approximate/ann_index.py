@@ -26,7 +26,7 @@ _SEARCH_GROWTH = 4
 
 class Proposal(NamedTuple):
     """Rows that an ANN index proposes: k or more distinct rows for each query, with -1 in unused columns. `candidates`
-    is the mean number of rows that it scored for a query; NaN if the library does not report it."""
+    is the mean number of rows that the index scored for a query; NaN if the library does not report this number."""
 
     rows: Int64[ndarray, "queries proposed"]
     candidates: float
@@ -47,7 +47,7 @@ class AnnIndex(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Write everything but the embeddings into an empty folder."""
+        """Write all parts of the index except the embeddings into an empty folder."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class ApproximateIndex:
 
 
 def check_shape(stored: tuple[int, int], shape: tuple[int, ...], where: Path) -> None:
-    """Raise `StorageError` if the files of an ANN index do not have as many rows, or the same dimension, as the
+    """Raise `StorageError` if the files of an ANN index have another number of rows, or another dimension, than the
     embeddings."""
     if stored != shape:
         what = f"holds {stored[0]:,} vectors of dimension {stored[1]}, not {shape[0]:,} of dimension {shape[1]}"

@@ -6,8 +6,8 @@
    proposes more documents than requested, because rescoring with the full embeddings changes their order.
 3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It copies the embeddings in float16,
    which are faster to read than float32 and cost almost no recall. The graph is built by dot products between
-   documents, so it suits normalized embeddings. If several threads build the graph, it depends on their timing; if one
-   thread builds it, only on the embeddings and the seed.
+   documents, so it suits normalized embeddings. If one thread builds the graph, it depends only on the
+   embeddings and the seed. If several threads build it, it depends on their timing too.
 
 FAISS trusts the files that it reads. So they are read only from a directory whose digests match its manifest
 (`store.commit.read_manifest`).
@@ -104,7 +104,7 @@ class Ivf(FaissAnnIndex):
         seed: int,
         threads: int,
     ) -> Ivf:
-        """Train an inverted file, which has no rows yet.
+        """Return a trained inverted file without rows; `add` appends them.
 
         Args:
             embeddings: finite embeddings.
@@ -147,12 +147,12 @@ class Ivf(FaissAnnIndex):
 
 
 def default_lists(rows: int) -> int:
-    """Return 4 sqrt(rows), or less for few rows, so that there are `PER_LIST` training vectors per list."""
+    """Return a number of lists: 4 sqrt(rows), or fewer, so that there are `PER_LIST` training vectors per list."""
     return max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
 
 
 def default_code_bytes(dim: int) -> int:
-    """Return the largest divisor of the dimension up to a quarter of it: codes are 16 times smaller than float32."""
+    """Return the largest divisor of `dim` up to `dim` / 4. So a code is at least 16 times smaller than its vector."""
     return max(size for size in range(1, max(1, dim // 4) + 1) if dim % size == 0)
 
 
@@ -183,7 +183,7 @@ class Hnsw(FaissAnnIndex):
         index = faiss.IndexHNSWSQ(dim, faiss.ScalarQuantizer.QT_fp16, m, faiss.METRIC_INNER_PRODUCT)
         links, storage = index.hnsw, faiss.downcast_index(index.storage)
         links.efConstruction, links.rng = ef_construction, faiss.RandomGenerator(seed)
-        # One of `m` rows is in the second layer, one of `m`^2 in the third, at random. So reserve some more.
+        # On average one of `m` rows is in the second layer, one of `m`^2 in the third. So reserve memory for some more.
         upper = m * int(1.1 * rows / (m - 1) + 100)
         neighbors = rows * links.nb_neighbors(0) + upper
         for array, size in (

@@ -49,7 +49,7 @@ def evaluate_recall(
     search_size: int,
     timed: bool = True,
 ) -> OperatingPoint:
-    """Measure recall and cost of a search with a given search size, for the k true documents of each query.
+    """Measure recall of each query's k true documents, and the cost of a search, at a given search size.
 
     `true` holds the documents of an exact search, padded with -1. With `timed`, queries per second are measured too."""
     k, index = true.shape[1], replace(index, search_size=search_size)

@@ -216,7 +216,7 @@ def choose_neighbors(row, candidates, documents, fill, out):  # type: ignore[no-
     Args:
         candidates: documents; the document itself and repeated entries are ignored.
         fill: whether to fill free slots with the nearest rejected candidates.
-        out: receives the chosen documents: first those that the rule keeps, then the fillers, each nearest first.
+        out: receives the chosen documents: first those that the rule keeps, then the fillers, both nearest first.
 
     Returns:
         Number of chosen documents.
@@ -258,7 +258,7 @@ def add_reverse_edges(
     documents: ndarray,
     threads: int,
 ) -> None:
-    """Add an edge from each neighbor of a source back to the source. If its row is full, choose its neighbors again.
+    """Add an edge from each neighbor of a source back to the source. In a full row, choose the neighbors again.
 
     Args:
         neighbors, degrees: arrays of a `Graph`; changed in place.

@@ -40,7 +40,7 @@ from raytriever.retrieval.index.rank_keys import TieOrder
 
 # An entry of the beam has 31 bits for the document.
 MOST_DOCUMENTS = 2**31 - 1
-# Number of training queries whose closest documents are searched at once.
+# Number of training queries whose closest documents are found together.
 PIECE = 65_536
 # Documents are connected in batches of at least `SMALLEST_BATCH`, and of at most the corpus divided by `BATCHES`.
 SMALLEST_BATCH, BATCHES = 256, 64
@@ -52,7 +52,7 @@ def project(
     degree: int,
     threads: int = 1,
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
-    """Return the projected graph as neighbors and degrees (see `Graph`). Rows of `nearest` begin with the closest."""
+    """Return the projected graph as neighbors and degrees (see `Graph`). The closest come first in `nearest`."""
     neighbors = np.full((len(documents), degree), -1, np.int32)
     degrees = np.zeros(len(documents), np.int32)
     if nearest.shape[0] and nearest.shape[1]:
@@ -110,7 +110,7 @@ def connect(
 
 
 def _entry(documents: Float32[ndarray, "documents dim"], degrees: Int32[ndarray, " documents"]) -> int:
-    """Return the document nearest to the mean of all documents. Choose one that has edges, if there are any."""
+    """Return the document nearest to the mean of all documents. If any document has edges, skip those without edges."""
     distances = np.square(documents - documents.mean(0, dtype=np.float64)).sum(1)
     return int(np.argmin(np.where((degrees > 0) | (degrees.max() == 0), distances, np.inf)))
 
@@ -179,7 +179,7 @@ class RoarGraph:
         """Build the graph. `build_index` has already checked the arguments.
 
         Args:
-            training: queries like those of later searches. Best are as many queries as documents; a tenth is enough.
+            training: queries like those of later searches. Give as many as there are documents; a tenth is enough.
             degree: largest number of neighbors that `project`, and then `connect`, adds to a document.
             nearest: number of closest documents to which each training query has edges.
             beam, seed: see `connect`.

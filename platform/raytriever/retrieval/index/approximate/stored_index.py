@@ -84,7 +84,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 @activity("opening the index")
 def read_index(path: Path) -> ApproximateIndex:
-    """Open an index. Each file is compared with its digest once, and again whenever it has changed."""
+    """Open an index. A file is compared with its digest if it is new, or has changed since the last check."""
     meta = read_meta(path)
     check_directory(path)
     rows, dim = meta["rows"], meta["dim"]

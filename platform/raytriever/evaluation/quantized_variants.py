@@ -113,8 +113,8 @@ def variant_rows(
 ) -> list[VariantRow]:
     """Return a row for each model that has variants, and for each of its variants.
 
-    The threshold is one for the scores of the model itself, in fp32 with all components: the threshold of the first
-    reached target, or else the threshold with the highest F1 on the evaluated split."""
+    All rows use one threshold, which was chosen for the scores of the model itself in fp32 with all components. It is
+    the threshold of the first target that was reached, or else that of the highest F1 on the evaluated split."""
     rows = []
     for model in dict.fromkeys(variant.model for variant in variants):
         threshold, chosen = _threshold(evaluated, model, thresholds)

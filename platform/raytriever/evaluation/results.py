@@ -157,8 +157,8 @@ class ConfidenceRow:
     area: float  # area on the tested queries, with its 95 % interval `low` to `high`
     low: float
     high: float
-    # Normalized abstention AUC on the tested queries; None if the top documents of all queries are relevant, or of
-    # none.
+    # Normalized abstention AUC on the tested queries; None if the top documents of all queries are
+    # relevant, or no top document is.
     nauc: float | None
     decides: bool  # whether the thresholds apply to this confidence
 

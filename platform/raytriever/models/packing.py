@@ -100,8 +100,8 @@ BUCKETS = 8
 # 210 tokens, and one more bucket that keeps the cores busy costs nothing.
 BUCKET_COST = 128
 # In texts of about this number of tokens, attention costs as much as the rest of a layer, forward and backward. On one
-# core, with 128 to 4,096 tokens, it was 1,900 in ModernBERT-base and 2,400 in Qwen3-Embedding-0.6B. Local attention
-# saves nothing, because torch's fused attention computes the masked scores too.
+# core, with 128 to 4,096 tokens, the number was 1,900 in ModernBERT-base and 2,400 in Qwen3-Embedding-0.6B. Local
+# attention saves nothing, because torch's fused attention computes the masked scores too.
 ATTENTION = 2_048
 # Up to this length, the cost of a text is its number of tokens: attention is at most a fifth of the whole cost.
 SHORT = 512

@@ -265,7 +265,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             )
         if not (is_finite := labels.isfinite()).all():
             if not is_finite.any():
-                remedy = "correct the label column: it has NaN only for documents without a score"
+                remedy = "correct the label column: use NaN only for documents without a score"
                 raise DataError(f"all labels are NaN or infinite, so {name} would train nothing", remedy=remedy)
             if labels.isinf().any():
                 raise DataError(f"a label for {name} is infinite", remedy="give finite labels (the teacher's scores)")

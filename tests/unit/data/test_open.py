@@ -96,7 +96,7 @@ def test_a_missing_split_lists_those_there_are(folder: Path) -> None:
         open_dataset(folder, ["validation"])
     (folder / "qrels" / "train.tsv").unlink()
     assert len(open_dataset(folder, ["test"]).positives("test")) == 50
-    with pytest.raises(DataError, match=r"no split 'train'; there are: test; training needs one"):
+    with pytest.raises(DataError, match=r"no split 'train'; there are: test; training needs a train split"):
         open_dataset(folder, ["train", "dev", "test"])
 
 

@@ -4,8 +4,8 @@ docs/reference/formats.md describes three forms of the files: written by hand, o
 A pair with grade 0 is also a hard negative of origin `gold`.
 
 Data sets of `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280) are read by their names there, such as
-`ir_datasets:beir/scifact`. The judgements are those of this name, and of the names directly below it that contain a
-split (`beir/scifact/train`). If a name contains no split, its judgements are `test`."""
+`ir_datasets:beir/scifact`. Judgements are read from this name and from each split directly below it, such as
+`beir/scifact/train`. If a name contains no split, its judgements are `test`."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class PreparedDirectory:
             if split not in self.splits:
                 choices = ", ".join(self.splits) or "none"
                 remedy = f"choose from {choices}" if self.splits else "add judgements"
-                remedy = f"training needs one; {remedy}" if split == "train" and self.splits else remedy
+                remedy = f"training needs a train split; {remedy}" if split == "train" and self.splits else remedy
                 raise DataError(f"no split {split!r}; there are: {choices}", where, remedy)
 
     def check(self, is_new: bool = False) -> None:

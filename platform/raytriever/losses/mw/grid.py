@@ -94,7 +94,7 @@ def refinement(device: torch.device = CPU) -> Float[Tensor, "terms nodes"]:
 # Distance from a positive: for scores farther above it, softplus is treated as linear; for scores farther below it, as
 # an exponential. In double precision, this changes nothing.
 REACH = 40.0
-# For scores farther than this below a positive, softplus is treated as 0. Losses down to exp(-88), the limit of
+# If a score is more than this below a positive, softplus is treated as 0. Losses down to exp(-88), the limit of
 # float32, stay accurate, unless the grid would need more than `UNEVEN_CELLS` cells.
 TAIL = 88.0
 EVEN_CELLS = 1 << 13

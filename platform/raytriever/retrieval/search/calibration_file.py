@@ -153,7 +153,8 @@ def read_calibration(file: Path) -> Calibration | None:
     try:
         calibration = conform(content, str(file), Calibration, AGAIN)
     except MetricInputError as error:
-        raise StorageError(f"is damaged or changed: a map has {error.what}", str(file), AGAIN) from error
+        what = f"is damaged or changed: the map from score to probability has {error.what}"
+        raise StorageError(what, str(file), AGAIN) from error
     if reason := _implausible(calibration):
         raise StorageError(f"is damaged or changed: {reason}", str(file), AGAIN)
     return calibration

@@ -355,3 +355,15 @@ def test_an_index_that_finds_too_few_passages_has_no_confidence(calibrated: Cali
     with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that the confidence entropy needs;"):
         Decider(calibration, documents).confidence(["a"], scores, ranking)
     assert Decider(None, documents).confidence(["a"], scores, ranking) is None
+
+
+def test_the_calibration_of_a_prepared_data_set_is_named_by_its_file(
+    calibrated: Calibrated, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The prepared data set remembers the name `letters`, and the evaluation calls it by its folder.
+    words = ["--dataset", str(calibrated.letters), "--model", str(tiny_encoder), "--output", "prepared"]
+    assert run("prepare", words) == 0
+    capsys.readouterr()
+    evaluate(["bm25"], ["prepared"], ["f1"], Path("results"))
+    [file] = Path("results/calibration/bm25").iterdir()
+    assert f"{file}: threshold" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from raytriever.core.paths import (
     PATH,
     SEARCH_SPACE,
     PathKind,
+    runs_folder,
 )
 from raytriever.evaluation.system_names import SYSTEM
 
@@ -114,3 +115,10 @@ def test_a_missing_path_is_reported_with_its_flag(home: Path, kind: PathKind, gi
     with pytest.raises((DataError, ModelError, ConfigError, StorageError)) as caught, disk_errors("a command"):
         kind.check(kind(given), "flag")
     assert line.replace("HOME", str(home)) in str(caught.value)
+
+
+def test_the_folder_of_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAYTRIEVER_RUNS", raising=False)
+    assert runs_folder() == Path("runs")
+    monkeypatch.setenv("RAYTRIEVER_RUNS", "~/experiments")
+    assert runs_folder() == home / "experiments"

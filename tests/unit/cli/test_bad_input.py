@@ -67,6 +67,19 @@ search x --dataset LETTERS --model run:LETTERS/corpus.jsonl => has results only 
 search x --dataset LETTERS --model bm25+bm25 => model bm25+bm25: fuses bm25 with itself; give two different systems
 encode --dataset LETTERS --output own --model bm25 => bm25: is a system for `evaluate`, not an encoder
 evaluate --datasets LETTERS --model bm25 bm25 => model: two models are called 'bm25'; give one of them a new name
+evaluate --datasets LETTERS --model MODEL --dtype int88,fp32 => dtype: 'int88,fp32' is invalid; did you mean 'int8'?
+evaluate --datasets LETTERS --model bm25 --dtype int8 => dtype: bm25 has no embeddings; leave it out
+evaluate --datasets LETTERS --model MODEL --rescore-multiplier 4 => rescore_multiplier: has no effect without dtype
+evaluate --datasets LETTERS --model MODEL --truncate-dim 12,33 => truncate_dim: 33 is out of range, embeddings of
+evaluate --datasets LETTERS --model MODEL --truncate-dim 12,x => truncate_dim: '12,x' is invalid; give whole numbers
+evaluate --suite mteb --tasks SciFact --truncate-dim 8,16 => --truncate-dim: names several dimensions
+search x --dataset LETTERS --model MODEL --truncate-dim 33 => truncate_dim: 33 is out of range, embeddings of
+encode --output own --dataset LETTERS --model MODEL --truncate-dim 33 => truncate_dim: 33 is out of range, embeddings of
+export --output own --model MODEL --truncate-dim 33 => truncate_dim: 33 is out of range, embeddings of
+export --output own --model MODEL --truncate-dim 0 => truncate_dim: 0 is out of range; give a value at least 1
+export --output own --model minilm --licence 'not a licence' => give an SPDX identifier such as apache-2.0
+export --output own --model minilm --push-to-hub 'a b' => give the name of a repository as OWNER/NAME
+export --output own --model minilm --push-to-hub alone => give the name of a repository
 evaluate --suite mteb --tasks SciFact --datasets LETTERS => datasets: has no effect with suite mteb;
 evaluate --suite mteb --tasks SciFact --no-drop-own-id => --no-drop-own-id: has no effect with --suite mteb; leave it
 prepare --dataset LETTERS => missing: --output
@@ -85,6 +98,7 @@ mine --output t --dataset LETTERS --split valid => no split 'valid'; there are: 
 mine --output t --dataset LETTERS --range-min 200 => range_min: 200 skips all 160 documents; give a smaller number
 mine --output t --dataset LETTERS --method gold => method gold: letters has no gold negatives; choose other methods
 mine --output t --dataset LETTERS --drop-answers => drop_answers=True: letters has no answers; add answers.jsonl
+mine --output t --dataset LETTERS => no negative is left; bm25: candidates 96, relevant 96, kept 0; loosen the filters
 score --output s --dataset LETTERS => model: is missing; name a cross-encoder: a directory, or a hub name
 score --output s --dataset LETTERS --model MODEL => has no trained weights for classifier
 score --output s --dataset LETTERS --model minilm => consists of Transformer, Pooling, Normalize and is not a plain
@@ -151,28 +165,6 @@ def test_a_full_disk(error_line: ErrorLine, letters: Path, tiny_encoder: Path, f
     assert error_line("train", "--dataset", letters, *model) == expected
     assert error_line("evaluate", "--datasets", letters, *model) == expected
     assert sorted(full_disk.iterdir()) == before
-
-
-def test_a_disk_that_fills_up_while_the_corpus_is_encoded(
-    letters: Path,
-    tiny_encoder: Path,
-    small_disk: Path,
-    work: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(small_disk / "cache"))
-    monkeypatch.setattr(
-        "raytriever.core.store.capacity.free_space", lambda folder: 10**12
-    )  # another process fills it later
-    assert run("search", ["x", "--dataset", str(letters), "--model", str(tiny_encoder)]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith(f"error: {small_disk}/cache/")
-    assert err.endswith(": no space left on the disk; free some space or write to another disk\n")
-    assert err.count("\n") == 1
-    left = [file for file in small_disk.rglob("*") if file.is_file() and file.parent.name != "digests"]
-    assert not left
 
 
 def test_debug_shows_the_traceback_of_a_user_error(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

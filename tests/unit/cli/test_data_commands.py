@@ -156,22 +156,6 @@ def recall_of(evaluated: str) -> list[str]:
 
 
 ErrorLine = Callable[..., str]
-STAGES = {
-    "encode": "--output made",
-    "search": "x",
-    "evaluate": "--output made --precision fp32",
-    "export": "--output made",
-}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_dim_is_checked_against_the_encoder(
-    error_line: ErrorLine, letters: Path, tiny_encoder: Path, stage: str
-) -> None:
-    data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
-    words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
-    assert "truncate_dim: 33 is out of range, embeddings of" in error_line(stage, *words, "33")
-    assert "truncate_dim: 0 is out of range; give a value of at least 1" in error_line(stage, *words, "0")
 
 
 def test_stores_and_indexes_of_two_dims_are_distinct(
@@ -208,25 +192,6 @@ def test_evaluate_prints_the_dim(letters: Path, tiny_encoder: Path, work: Path) 
     assert run("evaluate", words) == 0
     results = json.loads((work / "out" / "results.json").read_text())
     assert [system["dim"] for system in results["systems"].values() if "dim" in system] == [4]
-
-
-def test_bad_forms_are_one_line(error_line: ErrorLine, letters: Path, tiny_encoder: Path) -> None:
-    own = ["--datasets", letters, "--output", "out", "--precision", "fp32", "--model"]
-    dense = [*own, tiny_encoder]
-    assert "dtype: 'int88,fp32' is invalid; did you mean 'int8'?" in error_line(
-        "evaluate", *dense, "--dtype", "int88,fp32"
-    )
-    assert "dtype: bm25 has no embeddings; leave it out" in error_line("evaluate", *own, "bm25", "--dtype", "int8")
-    line = error_line("evaluate", *dense, "--truncate-dim", "12,33")
-    assert "truncate_dim: 33 is out of range, embeddings of encoder have 32 components; give at most 32" in line
-    assert "truncate_dim: '12,x' is invalid; give whole numbers" in error_line(
-        "evaluate", *dense, "--truncate-dim", "12,x"
-    )
-    assert "rescore_multiplier: has no effect without dtype" in error_line(
-        "evaluate", *dense, "--rescore-multiplier", "4"
-    )
-    words = ["--suite", "mteb", "--tasks", "SciFact", "--output", "out", "--truncate-dim", "8,16"]
-    assert "--truncate-dim: names several dimensions" in error_line("evaluate", *words)
 
 
 @pytest.mark.slow

@@ -90,14 +90,6 @@ print(run("train", ["--recipe", "pydocs", "--output", sys.argv[1]]), {{*{HEAVY}}
     assert done.stderr == f"error: output {tmp_path}: is not empty and holds no run; give another directory\n"
 
 
-def test_a_command_ends_without_collecting_what_it_imported() -> None:
-    program = (
-        "import atexit, gc, sys\natexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
-        "from raytriever.cli.main import run\nsys.exit(run('search', ['x', '--top', '0']))"
-    )
-    assert run_python("-c", program, code=2).stdout == "True\n"
-
-
 def test_a_very_long_error_is_cut_in_its_middle(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from raytriever.core.errors import ConfigError
 from raytriever.data.data_settings import DataConfig
 from raytriever.experiments.recipes import RECIPES
 from raytriever.experiments.run.start_run import default_run_name, shown_run_name
-from raytriever.losses.loss_settings import LossConfig
 from raytriever.models.model_settings import ModelConfig
-from raytriever.training.run_config import NAME, SECTIONS, Config, check_config, dump_config, load_config, to_dict
+from raytriever.training.run_config import NAME, SECTIONS, Config, check_config, dump_config, load_config
 from raytriever.training.training_settings import TrainingConfig
 
 
@@ -92,17 +90,6 @@ def test_the_default_recipe_is_that_of_pydocs(tmp_path: Path) -> None:
     assert resolved("--config", tmp_path / "empty.yaml") == Config()
 
 
-def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("training: {learning_rate: 1e-5, epochs: 2, num_workers: 2}\nloss: {temperature: 1}\n")
-    flags = ("--learning-rate", "1e-5", "--epochs", 2, "--num-workers", 2, "--temperature", 1)
-    from_file, from_flags = resolved("--config", file), resolved("--dataset", "pydocs", "--recipe", "pydocs", *flags)
-    assert to_dict(from_file)["training"]["learning_rate"] == to_dict(from_flags)["training"]["learning_rate"]
-    (tmp_path / "none.yaml").write_text("loss: {}\n")
-    assert from_file == resolved("--config", tmp_path / "none.yaml", *flags)
-    assert from_file.hash == resolved("--config", tmp_path / "none.yaml", *flags).hash
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -144,11 +131,6 @@ def test_every_setting_has_a_help_text_and_a_flag_or_a_line_that_names_its_file(
             assert len(field.metadata["help"]) > 10
             flag = "--" + field.name.replace("_", "-")
             assert (flag in flags) == field.metadata["flag"] == (flag not in parser.of_files)
-
-
-def test_a_setting_of_a_file_is_read_from_the_file(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("training: {max_grad_norm: 3}\n")
-    assert resolved("--config", f"{tmp_path}/run.yaml").training.max_grad_norm == 3
 
 
 @pytest.mark.parametrize(
@@ -205,14 +187,6 @@ def test_other_values_are_user_errors(given: str) -> None:
     assert repr(given) in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [True, None, [1, 4], "4:1"])
-def test_settings_in_python_and_in_files_have_the_same_checks(given: object, tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(f"training: {{num_workers: {'null' if given is None else given}}}\n")
-    with pytest.raises(ConfigError, match=r"num_workers: .*1:4"):
-        load_config(file)
-
-
 def test_a_file_uses_and_keeps_the_form_of_the_flag(tmp_path: Path) -> None:
     # To YAML 1.1 an unquoted 1:4 is sixty-four.
     file = tmp_path / "run.yaml"
@@ -229,13 +203,6 @@ def test_the_smallest_number_divides_the_batch_and_the_largest_divisor_shares_it
     assert training("--num-workers", "1:3", "--batch-size", 7).sharing(3) == 1
     with pytest.raises(ConfigError, match=r"batch_size: 64 is not divisible by 3 workers.*num_workers"):
         training("--num-workers", "3:4", "--batch-size", 64)
-
-
-def test_a_run_of_another_loss_in_the_output_is_refused(tmp_path: Path, error_line: Callable[..., str]) -> None:
-    other = replace(RECIPES["pydocs"](), loss=LossConfig(loss="triplet"))
-    (tmp_path / "config.yaml").write_text(dump_config(other))
-    line = error_line("quickstart", "--output", tmp_path)
-    assert "loss.loss is 'triplet' there and 'mw' here" in line
 
 
 def test_settings_of_training_are_those_of_train(error_line: Callable[..., str]) -> None:

@@ -92,14 +92,6 @@ def test_matching_embeddings_are_used_and_others_refused(
     assert not (work / "other").exists()
 
 
-def test_counts_explain_an_empty_table(error_line: Callable[..., str], letters: Path) -> None:
-    line = error_line("mine", "--dataset", letters, "--output", "table")
-    # No two passages share a word, and a query's own is its positive.
-    assert line == (
-        "letters: no negative is left; bm25: candidates 96, relevant 96, kept 0; loosen the filters that removed them"
-    )
-
-
 def test_an_existing_table_is_kept(error_line: Callable[..., str], letters: Path, work: Path) -> None:
     (work / "table").mkdir()
     assert "table: already exists; give another output" in error_line("mine", "--output", "table")

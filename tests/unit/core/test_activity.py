@@ -64,17 +64,6 @@ def test_long_work_is_reported_again_and_again(clock: Clock, capsys: pytest.Capt
     assert err.splitlines() == ["indexing 23,641 documents: 8 s", "indexing 23,641 documents: 17 s"]
 
 
-def test_short_blocks_in_a_row_share_a_thread_that_ends_soon(clock: Clock) -> None:
-    threads = set()
-    for _ in range(20):
-        with activity("searching"):
-            clock.tick(0)
-            threads.add(module._reporter._thread)
-    assert len(threads) == 1
-    clock.tick(10)
-    assert module._reporter._thread is None
-
-
 def test_short_blocks_inside_a_long_one_are_no_silence(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with activity("the whole"):
         for number in range(3):

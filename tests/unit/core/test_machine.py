@@ -16,7 +16,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raytriever.core import machine
-from raytriever.core.store.lock import acquire, owner_of
 
 PACKAGE = Path(machine.__file__).parents[1]
 
@@ -58,19 +57,6 @@ def test_other_systems_report_processes() -> None:
         assert started == machine.start_of_process(process.pid)
         process.communicate(b"\n")
     assert machine.start_of_process(process.pid) is None
-
-
-@pytest.mark.usefixtures("hidden")
-def test_a_lock_of_a_living_process_holds_on_other_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr("fcntl.flock", refuse)  # then the lock is a file with the start of its process
-    lock = acquire(tmp_path / "run")
-    owner = owner_of(tmp_path / "run")
-    lock.release()
-    assert owner is not None
-    assert owner.started > 10**9
 
 
 # Packages without a wheel for a system, or with wheels for its newest releases only, by the beginnings of their names.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,8 @@ from raytriever.core.paths import (
     PATH,
     SEARCH_SPACE,
     PathKind,
-    fetch_paths,
     runs_folder,
 )
-from raytriever.core.setting_declarations import option
 from raytriever.evaluation.system_names import SYSTEM
 
 
@@ -118,17 +115,6 @@ def test_a_missing_path_is_reported_with_its_flag(home: Path, kind: PathKind, gi
     with pytest.raises((DataError, ModelError, ConfigError, StorageError)) as caught, disk_errors("a command"):
         kind.check(kind(given), "flag")
     assert line.replace("HOME", str(home)) in str(caught.value)
-
-
-def test_settings_are_checked_by_their_declarations() -> None:
-    @dataclass(frozen=True)
-    class Settings:
-        negatives_table: str = option("", "a table", reads=NEGATIVES, metavar="PATH")
-        size: int = option(1, "a number")
-
-    fetch_paths(Settings(), Settings("squad"))
-    with pytest.raises(DataError, match="negatives_table none: there is no negatives table"):
-        fetch_paths(Settings(), Settings("none"))
 
 
 def test_the_folder_of_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,18 +75,6 @@ def test_each_number_is_in_one_part(threads: int, count: int) -> None:
     assert sorted(number for first, last in parts for number in range(first, last)) == [*range(count)]
 
 
-def test_a_slow_thread_gets_less_work() -> None:
-    times: dict[int, int] = {}
-    first_thread = threading.get_ident()
-
-    def work(first: int, last: int) -> None:
-        time.sleep(0.2 if threading.get_ident() == first_thread else 0.01)
-        times[threading.get_ident()] = times.get(threading.get_ident(), 0) + 1
-
-    in_threads(work, 100, threads=2)
-    assert times.pop(first_thread) < sum(times.values())
-
-
 def test_an_error_in_a_thread_is_raised() -> None:
     def work(first: int, last: int) -> None:
         if last == 100:

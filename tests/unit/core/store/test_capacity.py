@@ -12,7 +12,7 @@ from encoding_case import write_store
 from indexes import write_index
 from raytriever.core.errors import StorageError
 from raytriever.core.store import capacity
-from raytriever.core.store.capacity import check_disk, check_memory, format_size
+from raytriever.core.store.capacity import check_disk, check_memory
 from raytriever.core.store.disk import files_below
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.hard_negatives import ROW_BYTES, NegativesTable, write_negatives
@@ -151,7 +151,3 @@ def test_a_memory_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) ->
         "the memory: the structures of the index need 1.0 GB, but only 1.0 GB is free; "
         "end other programs, or use --index ivfpq"
     )
-
-
-def test_sizes_have_units() -> None:
-    assert [format_size(size) for size in (840, 1_200, 1_234_567, 10**12)] == ["840 B", "1.2 KB", "1.2 MB", "1.0 TB"]

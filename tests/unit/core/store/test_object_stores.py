@@ -24,16 +24,14 @@ from raytriever.core.store.commit import (
     committed_directory,
     complete,
     is_committed,
-    push_piece,
     put_file,
     read_manifest,
     remove,
-    take_piece,
     write_atomically,
 )
 from raytriever.core.store.disk import check_writable
 from raytriever.core.store.lock import InUseError, acquire, check_owner
-from raytriever.core.store.object_stores import address_of, ask
+from raytriever.core.store.object_stores import address_of
 from raytriever.core.store.remote_folders import copy_of
 from raytriever.data.prepare.open_dataset import open_dataset
 from raytriever.evaluation.requested_models import EvaluatedModel
@@ -88,15 +86,6 @@ def test_another_machine_reads_what_was_committed(
     assert (path_of(uri) / "data.txt").read_text() == "more than ten bytes"
 
 
-def test_a_packed_file_is_not_packed_again(machine: Callable[[str], None], uri: str) -> None:
-    write(path_of(uri), "packed", "data.jsonl.gz")
-    file = path_of(uri) / "data.jsonl.gz"
-    assert ask(file, lambda store, key: store.get_file_info(key).size) == len("packed")
-    machine("two")
-    read_manifest(path_of(uri))
-    assert file.read_text() == "packed"
-
-
 @pytest.mark.parametrize("largest", [1 << 20, 1])
 def test_a_new_version_replaces_the_old_one_everywhere(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, largest: int
@@ -149,24 +138,6 @@ def test_files_are_written_and_removed_on_every_machine(machine: Callable[[str],
     machine("one")
     complete(path_of(uri))
     assert not path_of(uri).exists()
-
-
-def test_workers_of_several_machines_commit_one_directory(
-    machine: Callable[[str], None], uri: str, tmp_path: Path
-) -> None:
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "second.bin").write_bytes(b"second")
-    assert take_piece(path_of(uri), "part-1") is None
-    push_piece(tmp_path / "part", path_of(uri), "part-1")
-    assert not is_committed(path_of(uri))
-    machine("two")
-    files = take_piece(path_of(uri), "part-1")
-    assert files is not None
-    with committed_directory(path_of(uri), entries=files) as folder:
-        (folder / "first.bin").write_bytes(b"first")
-    machine("three")
-    assert sorted(read_manifest(path_of(uri))["files"]) == ["first.bin", "second.bin"]
-    assert sorted(os.listdir(path_of(uri))) == ["first.bin", "manifest.json", "second.bin"]
 
 
 def test_machines_write_the_shards_of_one_store_of_embeddings(machine: Callable[[str], None], uri: str) -> None:

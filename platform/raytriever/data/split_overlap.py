@@ -38,7 +38,7 @@ class Overlap:
     def __str__(self) -> str:
         return (
             f"{self.shared:,} of {self.queries:,} queries of split {self.split!r} ({self.fraction:.1%}) "
-            "are training queries too (same text but for case and white space)"
+            "are training queries too (equal except for case and white space)"
         )
 
 

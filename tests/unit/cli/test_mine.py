@@ -229,7 +229,7 @@ def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, n
     weights["classifier.bias"][0] = torch.nan
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
     config = ScoreConfig(model=str(broken), negatives=str(negatives))
-    with pytest.raises(ModelError, match="broken: 480 of 480 scores are not finite, the first of query 'q0'"):
+    with pytest.raises(ModelError, match="broken: 480 of 480 scores are not finite, the first is of query 'q0'"):
         run_scoring(config, DataConfig(str(letters)), Path("scores"), lambda line: None, precision="fp32")
     assert not Path("scores/manifest.json").exists()
 

@@ -108,7 +108,7 @@ def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, log: Log = ignore_line
 ) -> PreparedDirectory:
     """Return a prepared data set in `output` or in the cache. Prepare the data set if this was not yet done. Raise
-    `DataError` if the data set does not exist, its format is unknown, a file is broken, or too many rows are bad. Raise
+    `DataError` if the data set does not exist, its format is unknown, a file is damaged, or too many rows are bad. Raise
     `StorageError` if `output` holds something else, or cannot be written."""
     is_embedded = request.dataset == PYDOCS
     source = Source.open(pydocs_folder() if is_embedded else request.dataset)
@@ -127,7 +127,7 @@ def prepare(
         directory = PreparedDirectory.find(output)
         if directory is not None and directory.meta["key"] != work.key and directory.meta["source"] != source.where:
             what = f"is a prepared data set of {directory.meta['source']}"
-            raise StorageError(what, str(output), f"give another {setting('output')}, or remove it")
+            raise StorageError(what, str(output), f"give another {setting('output')}, or remove this one")
         if directory is None or directory.meta["key"] != work.key:
             return work.make(output, replace=directory is not None, durable=True)
         return work.known(directory)

@@ -72,7 +72,7 @@ class Order:
             raise ConfigError(f"{self.batch_size} is out of range", setting("batch_size"), "give at least 1")
 
     def batch(self, step: int) -> Int64[ndarray, " batch"]:
-        """Return the example indices of step `step`, counted from 0."""
+        """Return the example indices of step `step` (the first step is 0)."""
         return self._read(step).examples
 
     def epochs(self, step: int) -> Int64[ndarray, " batch"]:

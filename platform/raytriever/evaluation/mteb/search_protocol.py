@@ -1,7 +1,7 @@
 """MTEB's `SearchProtocol` for retrieval and reranking tasks, with our encoders, exact search and evaluation.
 
 MTEB passes a corpus to `index`, then queries to `search`, and computes its metrics from the results. The corpus is
-written to the cache once, in BEIR layout, and prepared there. So actors on any node can read it like any data set. The
+first written to the cache, in BEIR layout, and prepared there. So actors on any node can read it like any data set. The
 encoder pool of the evaluation encodes the corpus, which is searched only once. Our results use the same ranking: the
 metrics of `--metrics` with the pooled AUC, thresholds, and results per query. Their directory is next to MTEB's result.
 """

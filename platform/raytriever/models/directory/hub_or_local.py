@@ -96,4 +96,4 @@ def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
         raise ModelError("the hub cannot be reached and the model is not in its local cache", name, remedy) from error
     except HfHubHTTPError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"the hub refuses it ({reason})", name, "check the name, revision and HF_TOKEN") from error
+        raise ModelError(f"refused by the hub ({reason})", name, "check the name, revision and HF_TOKEN") from error

@@ -211,7 +211,7 @@ class PassageIndex(ABC):
 
         Raises:
             ConfigError: the threshold is `kept`, and the calibration has no such threshold.
-            ModelError: the embedding of a query is not finite.
+            ModelError: the embedding of a query has NaN or infinity.
         """
         prompt = self.retriever.prompts_of(self.dataset.name).query
         embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)

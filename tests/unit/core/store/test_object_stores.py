@@ -292,7 +292,7 @@ def test_prepared_data_with_large_shards_is_read_on_another_machine(
 def test_errors_and_models_of_an_evaluation_have_the_address(machine: Callable[[str], None], uri: str) -> None:
     with pytest.raises(DataError, match=rf"embeddings {uri}: no such embeddings"):
         EMBEDDINGS.check(copy_of(uri), "embeddings")
-    error = StorageError("is there already", copy_of(uri), f"remove {copy_of(uri)}")
+    error = StorageError("already exists", copy_of(uri), f"remove {copy_of(uri)}")
     assert (error.where, error.remedy) == (uri, f"remove {uri}")
     assert EvaluatedModel("name", ModelConfig(copy_of(uri))).location == uri
 

@@ -108,8 +108,8 @@ def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, log: Log = ignore_line
 ) -> PreparedDirectory:
     """Return a prepared data set in `output` or in the cache. Prepare the data set if this was not yet done. Raise
-    `DataError` if the data set does not exist, its format is unknown, a file is damaged, or too many rows are bad. Raise
-    `StorageError` if `output` holds something else, or cannot be written."""
+    `DataError` if the data set does not exist, its format is unknown, a file is damaged, or too many rows are bad.
+    Raise `StorageError` if `output` holds something else, or cannot be written."""
     is_embedded = request.dataset == PYDOCS
     source = Source.open(pydocs_folder() if is_embedded else request.dataset)
     source = replace(source, name=request.dataset) if is_embedded else source

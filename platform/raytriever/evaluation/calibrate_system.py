@@ -55,7 +55,8 @@ from raytriever.retrieval.search.calibration_file import (
 
 # Folder of the calibrations in an evaluation directory.
 FOLDER = "calibration"
-Calibrated = tuple[EvaluatedModel, Calibration]
+# A system, its calibration, and the file of the calibration within the evaluation directory.
+Calibrated = tuple[EvaluatedModel, Calibration, Path]
 # Smallest number of relevant pairs, and of other pairs, for isotonic regression: it can fit any monotone curve.
 FEWEST_FOR_ISOTONIC = 500
 LATER = slice(1, 10)  # ranks 2 to 10
@@ -174,8 +175,7 @@ def write_calibrations(
 ) -> list[Calibrated]:
     """Write the calibration of each system for a data set into the directory of an evaluation.
 
-    `log` gets a line for each system without a calibration, for example because no target concerns answers. Return the
-    calibrations with their models."""
+    `log` gets a line for each system without a calibration, for example because no target concerns answers."""
     source, written = evaluated.source, []
     by_name = {decision.model: decision for decision in decisions}
     for model in job.models if job.targets else ():
@@ -192,8 +192,9 @@ def write_calibrations(
         name = model.name if model.variant else distinct_names([model.location or model.name])[0]
         system = name, evaluated.digests[model.name]
         made = make_calibration(evaluated.parts[0].dataset, system, splits, decided.answers, decided.passages)
-        write_atomically(folder / FOLDER / model.name / f"{source.name}.json", made.to_json())
-        written.append((model, made))
+        file = Path(FOLDER, model.name, f"{source.name}.json")
+        write_atomically(folder / file, made.to_json())
+        written.append((model, made, file))
     return written
 
 
@@ -201,14 +202,13 @@ def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Cal
     """Write the calibrations of an evaluation into the directories of their models.
 
     A model directory holds one calibration. For several data sets they are written only to the evaluation directory."""
-    datasets = {made.dataset for _, made in calibrations}
+    datasets = {file.name for _, _, file in calibrations}
     if len(datasets) > 1:
         log(f"a model has only one {FILE}, so those of {len(datasets)} data sets are in {output / FOLDER}")
         return
-    for model, made in calibrations:
+    for model, made, file in calibrations:
         if model.config is None or model.variant is not None or not _is_own(model.config):
-            file = output / FOLDER / model.name / f"{made.dataset}.json"
-            log(f"{file}: {describe_calibration(made)}")
+            log(f"{output / file}: {describe_calibration(made)}")
         else:
             log(save_calibration(made, model.config))
 

@@ -361,3 +361,15 @@ def test_a_model_has_one_calibration(calibrated: Calibrated, capsys: pytest.Capt
     assert {file.name for file in Path("results/calibration/tuned").iterdir()} == {"letters.json", "others.json"}
     assert "a model has only one calibration.json, so those of 2 data sets are in" in capsys.readouterr().err
     assert not (model / FILE).exists()
+
+
+def test_the_calibration_of_a_prepared_data_set_is_named_by_its_file(
+    calibrated: Calibrated, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The prepared data set remembers the name `letters`, and the evaluation calls it by its folder.
+    words = ["--dataset", str(calibrated.letters), "--model", str(tiny_encoder), "--output", "prepared"]
+    assert run("prepare", words) == 0
+    capsys.readouterr()
+    evaluate(["bm25"], ["prepared"], ["f1"], Path("results"))
+    [file] = Path("results/calibration/bm25").iterdir()
+    assert f"{file}: threshold" in capsys.readouterr().err

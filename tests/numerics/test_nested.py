@@ -160,7 +160,10 @@ def test_statistics_of_teacher_and_student() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda t: TeacherScores(t.documents, t.scores[:, :2]), r"teacher: scores \(5, 2\) and documents .* differ"),
+        (
+            lambda t: TeacherScores(t.documents, t.scores[:, :2]),
+            r"teacher: scores have the shape \(5, 2\), but documents",
+        ),
         (lambda t: TeacherScores(t.documents, t.scores / 0), "teacher: a score is infinite"),
     ],
 )

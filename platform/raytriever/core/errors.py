@@ -181,7 +181,7 @@ class LossInputError(UserError, ValueError):
         ...     rt.losses.mann_whitney(torch.zeros(2, 3), torch.tensor([[0], [1]]), temperature=0.0)
         ... except rt.losses.LossInputError as error:
         ...     print(error.remedy)
-        give a finite one above 0
+        give a finite number above 0
     """
 
 

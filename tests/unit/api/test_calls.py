@@ -133,7 +133,10 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.load_model(m).encode_queries("one text"), "texts: is one text, not a list of texts"),
     (lambda d, m: rt.load_model(m).encode_passages([1]), "texts: text 0 has the type int, not str"),
     (lambda d, m: rt.load_model(m).encode_queries({"q": "x"}), "texts: has the type dict, but must be a list; give"),
-    (lambda d, m: rt.load_model(m).encode_queries(pd.DataFrame({"text": ["a"]})), "texts: is DataFrame, not a list"),
+    (
+        lambda d, m: rt.load_model(m).encode_queries(pd.DataFrame({"text": ["a"]})),
+        "texts: has the type DataFrame, but must be a list",
+    ),
     (lambda d, m: rt.train(d, m, max_step=3), "train: unknown setting 'max_step'; did you mean 'max_steps'?"),
     (lambda d, m: rt.train(d, m, batch_size="64"), "train: batch_size is '64'; give a whole number"),
     (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "negatives_table no/table: there is no negatives table"),

@@ -126,7 +126,7 @@ def test_a_parquet_file_of_anybodys_is_read(tmp_path: Path) -> None:
         ({"score": [0.5, float("nan")]}, "1 of 2 scores are not finite, the first is of query 'q1' and document 'd2'"),
         ({"score": [0.5, 1e300]}, "1 of 2 scores are not finite"),
         ({"score": [0.5, None]}, "column 'score' is empty in 1 of 2 rows"),
-        ({"query": ["q0", "x9"]}, "1 of 2 rows name an unknown query, the first 'x9'; give the scores of"),
+        ({"query": ["q0", "x9"]}, "1 of 2 rows name an unknown query; the first is 'x9'; give the scores of"),
         ({"query": ["q0", "q0"], "document": ["d1", "d1"]}, "query 'q0' and document 'd1' have two scores"),
         ({name: pa.array([], pa.string()) for name in ("query", "document")} | {"score": NOTHING}, "has no scores"),
     ],

@@ -171,7 +171,10 @@ def test_a_sum_is_split_into_its_losses(loss: str, terms: tuple[str, ...]) -> No
         ({"loss": "mw+mw"}, "loss: 'mw+mw' has 'mw' twice; give each loss once"),
         ({"loss": "mw+infonce", "loss_weights": "1"}, "loss_weights: has 1 weights, but mw+infonce has 2 losses"),
         ({"loss": "mw", "loss_weights": "2"}, "loss_weights: has no effect with loss mw; leave it out, or give a"),
-        ({"loss": "mw+infonce", "loss_weights": "1,-1"}, "loss_weights: '1,-1' is invalid; give a number from 0"),
+        (
+            {"loss": "mw+infonce", "loss_weights": "1,-1"},
+            "loss_weights: '1,-1' is invalid; give a number of at least 0",
+        ),
         ({"loss": "mw+infonce", "loss_weights": "0,0"}, "give a number of at least 0 for each loss, not all 0"),
         ({"loss": "mw+infonce", "loss_weights": "1,nan"}, "give a number of at least 0 for each loss"),
         ({"loss": "infonce+joint", "reduction": "sum"}, "reduction: has no effect with loss infonce+joint"),

@@ -178,7 +178,9 @@ def test_artifacts_that_this_machine_cannot_write_are_named(
     (tmp_path / "a.txt").write_text("a")
     server = MlflowServer(uri)
     assert not server.is_remote
-    with pytest.raises(StorageError, match=r"^/proc/artifacts: is the folder of MLflow's artifacts, but this machine"):
+    with pytest.raises(
+        StorageError, match=r"^/proc/artifacts: is the folder of MLflow's artifacts, but it is missing on this machine"
+    ):
         server.connect("run").log_file(tmp_path / "a.txt")
     # A folder of another machine is not made here.
     folder = tmp_path / "of-the-server"

@@ -268,7 +268,7 @@ def test_a_missing_key_or_package_is_refused(tmp_path: Path, monkeypatch: pytest
     check_trackers(["wandb"])
     wandb.teardown()
     monkeypatch.setitem(trackers_module._OLDEST, "tensorboard", "99.1")
-    with pytest.raises(ConfigError, match=r"is older than 99\.1; pip install 'raytriever\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"is older than 99\.1; run `pip install 'raytriever\[tensorboard\]'`"):
         check_trackers(["tensorboard"])
     monkeypatch.setattr(trackers_module, "version", lambda name: version("none-of-this-name"))
     with pytest.raises(ConfigError, match="TensorBoard needs the package tensorboard"):

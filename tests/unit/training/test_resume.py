@@ -252,7 +252,7 @@ def test_what_would_go_on_otherwise_is_refused_by_name_and_the_way_it_is_done_ma
         others = {name: value for name, value in changes.items() if name not in ("data_digest", "towers")}
         model = ModelConfig(str(tiny_encoder), towers=changes.get("towers"))
         again, second_recorder = make_assignment(**{**SETTINGS, "model": model, **others})
-        with pytest.raises(StorageError, match=rf"step-4: {message}.*or another output$") as caught:
+        with pytest.raises(StorageError, match=rf"step-4: {message}.*with another output$") as caught:
             train(dataclasses.replace(again, data_digest=changes.get("data_digest", "one")))
         assert "\n" not in str(caught.value)
         assert not second_recorder.steps

@@ -40,7 +40,7 @@ class GroupMessages(ControllerCallback, WorkerGroupCallback):
         self._queue.send(GroupWanted(workers, resources, min(workers, room_for(resources))))
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """When all workers have started, report their hosts, or an error if their versions of raytriever differ."""
+        """Report the workers' hosts when all have started, or an error if their versions of raytriever differ."""
         places = [worker.metadata for worker in worker_group.get_workers()]
         self.hosts, self.addresses = [place.hostname for place in places], [place.node_ip for place in places]
         read = _version_reader()

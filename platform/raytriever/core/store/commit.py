@@ -237,7 +237,8 @@ def check_files(path: Path, files: Mapping[str, FileEntry]) -> None:
         if not file.is_file():
             raise StorageError("is missing, though the manifest names it", str(file), remedy)
         if (size := file.stat().st_size) != entry["size"]:
-            raise StorageError(f"has {size} bytes instead of {entry['size']}", str(file), remedy)
+            state = "incomplete" if size < entry["size"] else "damaged or changed"
+            raise StorageError(f"is {state}: {size} bytes instead of {entry['size']}", str(file), remedy)
 
 
 def check_digests(path: Path, files: Mapping[str, FileEntry]) -> None:

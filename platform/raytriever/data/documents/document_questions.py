@@ -46,7 +46,7 @@ IS_ANSWERABLE = Role(ANSWERABLE, (ANSWERABLE,), optional=True)
 SPLIT = Role("split", ("split",), optional=True)
 ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID, IS_ANSWERABLE, SPLIT)
 NO_FILE = "none"  # value of the column `file` if no file answers the question
-_REMEDY = f"name the columns, such as {setting('columns')} question=COLUMN,file=COLUMN"
+_REMEDY = f"name the columns: {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
 _NUMBER = re.compile(r":\d+$")
 _GRAM = 8  # number of characters of the n-grams by which an answer is compared with passages

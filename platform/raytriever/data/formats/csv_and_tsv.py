@@ -95,7 +95,7 @@ class TableFile:
 
     @property
     def description(self) -> str:
-        """How the file is read, as a text for messages."""
+        """Description, for messages, of how the file is read."""
         marks = ", quotation marks kept unless they enclose a whole field" if self.separator == "\t" else ""
         return f"columns separated by {_NAMES.get(self.separator, self.separator)}{marks}"
 

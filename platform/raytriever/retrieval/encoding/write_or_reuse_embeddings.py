@@ -182,7 +182,7 @@ class StoreWriter:
 
 @dataclass(frozen=True)
 class EarlierEmbeddings:
-    """Where a new store finds its embeddings in earlier stores. This object is sent to the processes that encode."""
+    """Places in earlier stores from which a new store copies embeddings. It is sent to the processes that encode."""
 
     plan: EmbeddingPlan
     # For each row of the new store, an index into `shards` and the row in that shard; -1 if no shard has the embedding.

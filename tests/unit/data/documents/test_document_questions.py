@@ -131,7 +131,7 @@ def test_json_lines_and_named_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [
-        ("Frage,Datei\na,b\n", "", "no column of the question is recognized; it has Frage, Datei; name them"),
+        ("Frage,Datei\na,b\n", "", "no column of the question is recognized; it has Frage, Datei; name the columns"),
         ("Frage,Datei\na,b\n", "question=Frge", "has no column 'Frge'; it has Frage, Datei; did you mean 'Frage'?"),
         ("question,file\n", "", "has no questions; give a row for each question"),
         ("question,file,file\n", "", "the header names the column 'file' twice; rename one of them"),

@@ -278,7 +278,7 @@ def test_a_teachers_scores_next_to_negatives(read, write) -> None:
     scores = [negative.score for negative in result.records.negatives]
     assert scores[:2] == [1.0, -2.5]
     assert all(math.isnan(score) for score in scores[2:])
-    assert result.bad == ['"label" has 1 scores for 3 in "positive and negatives"']
+    assert result.bad == ['"label" has 1 scores for 3 values in "positive and negatives"']
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,9 @@ def test_a_warm_up_that_is_longer_than_the_run_is_said(tiny_encoder: Path, tiny_
         open_run(replace(config, training=training), logged.append)
         return [line for line in logged if "warmup" in line]
 
-    line = "--warmup-steps 10 is not below the 4 steps of this training: the learning rate reaches 1.8e-05 of 5e-05"
+    line = (
+        "--warmup-steps 10 is not below the 4 steps of this training: the learning rate reaches only 1.8e-05, not 5e-05"
+    )
     assert lines(4) == [line]
     assert learning_rate_scale(3, 10, 4) * 5e-5 == pytest.approx(1.8e-5, rel=0.02)
     assert lines(11) == []

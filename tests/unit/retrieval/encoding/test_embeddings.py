@@ -187,7 +187,7 @@ def test_an_embedding_that_is_not_finite_ends_in_one_line_without_a_store(case: 
 
 def test_fp16_refuses_components_beyond_its_range(tmp_path: Path) -> None:
     rows = np.array([[1e5, 1], [0, 0]], np.float32)
-    with pytest.raises(ModelError, match="beyond fp16"):
+    with pytest.raises(ModelError, match="too large for fp16"):
         stored_values(rows, "fp16")
     for kind, values in stored_values(rows, "int8").items():
         np.save(file_of(tmp_path / "0", kind), values)

@@ -276,7 +276,7 @@ def test_an_ann_index_of_other_embeddings_ends_in_one_line(made: Path, tmp_path:
             np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy")[:40] % 40)
 
     with pytest.raises(
-        StorageError, match=r"ann_index.*: holds 60 vectors of dimension 8, expected 40 of dimension 8; build the"
+        StorageError, match=r"ann_index.*: holds 60 vectors of dimension 8, not 40 of dimension 8; build the"
     ):
         read_index(seal(made, tmp_path / "index", shorten, rows=40))
 

@@ -223,7 +223,7 @@ def test_user_errors_are_one_line() -> None:
     queries, documents = np.ones((1, 4), np.float32), np.ones((5, 4), np.float32)
     assert_refused(lambda: top_k(queries, documents, 0, np.arange(5)), ConfigError, "k = 0")
     assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "dimension 4")
-    with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
+    with pytest.raises(ValueError, match="documents 3 to 7, but there are 5"):
         top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from processes import free_port
 from services import Served, services
 
 
@@ -66,8 +65,3 @@ def full_disk(small_disk: Path) -> Path:
             while stream.write(bytes(4096)):
                 pass
     return small_disk
-
-
-@pytest.fixture
-def closed_port() -> int:
-    return free_port()

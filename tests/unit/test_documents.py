@@ -185,6 +185,7 @@ def test_the_readme_is_one_page() -> None:
 
 def test_the_changelog_has_the_version() -> None:
     version = tomllib.loads(_text("pyproject.toml"))["project"]["version"]
+    assert raytriever.__version__ == version
     changelog = _text("CHANGELOG.md")
     assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 import ray._private.utils
-from processes import run_python
+from processes import free_port, run_python
 from ray import cloudpickle
 from ray.job_config import JobConfig
 
@@ -50,8 +50,8 @@ def refusal(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(caught.value)
 
 
-def test_a_stopped_cluster_is_reported_at_once(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = f"ray://127.0.0.1:{closed_port}"
+def test_a_stopped_cluster_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"ray://127.0.0.1:{free_port()}"
     line = refusal(address, monkeypatch)
     assert line.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (Connection refused); start a cluster")
 
@@ -81,13 +81,13 @@ def test_the_driver_stays_in_its_folder_from_which_workers_import_nothing(
 
 
 def test_auto_without_a_cluster_or_with_a_stopped_one_is_reported(
-    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)  # of other processes of this machine
     assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start a cluster")
     (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{closed_port}")
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{free_port()}")
     assert "no Ray cluster answers" in refusal("auto", monkeypatch)
 
 

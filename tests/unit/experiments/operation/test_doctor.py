@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import free_port
 
 from raytriever.cli.main import run
 from raytriever.core.store.lock import acquire
@@ -43,9 +44,8 @@ def test_a_machine_without_errors_and_nothing_heavy_imported() -> None:
     assert out.rstrip().splitlines()[-1].startswith("0 errors, ")
 
 
-def test_servers_that_do_not_answer(
-    closed_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_servers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    closed_port = free_port()
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:geheim@127.0.0.1:{closed_port}")
     with pytest.raises(SystemExit) as ended:

@@ -37,8 +37,7 @@ LINUX_ONLY = {
 }
 
 
-# What no module has, by the function of `house` that finds it. `dialect` finds words of no field, and `flag_literals`
-# errors that spell a flag instead of naming its setting.
+# Faults that no module has, by the function of `house` that finds them.
 FAULTS = "crowded_folders shared_prefixes dialect vague_loops relative_docstrings repeated_class_names flag_literals"
 
 

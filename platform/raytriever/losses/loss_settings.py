@@ -65,7 +65,7 @@ class LossConfig:
 
     loss: str = option(
         "mw",
-        "name of a loss, FILE.py:NAME of your own, or a sum such as mw+infonce",
+        "the loss, FILE.py:NAME of yours, or a sum: mw+infonce",
         choices=LOSS_NAMES,
         pattern=rf"{PATTERN}|.+\+.+",
         metavar="FILE.py:NAME",

@@ -82,7 +82,7 @@ class TrainingConfig:
         maximum=0.9,
     )
     precision: str | None = option(
-        None, "number format (default: bf16 if the device supports it); no int8 in training", choices=PRECISIONS
+        None, "number format (default: bf16 if supported); int8 is not for training", choices=PRECISIONS
     )
     num_workers: int | str = option(
         1, "training processes; MIN:MAX follows the cluster size", reads=worker_count, metavar="N|MIN:MAX"
@@ -99,7 +99,7 @@ class TrainingConfig:
         flag=False,
     )
     grad_cache_chunk: int | None = option(
-        None, "texts encoded at a time, if all have the maximum length (default: as many as fit a GPU)", minimum=1
+        None, "texts encoded at a time, at full length (default: what fits a GPU)", minimum=1
     )
     grad_cache_tokens: int | None = option(
         None, "tokens encoded at a time, with padding: more short texts fit than long ones", minimum=1, flag=False

@@ -366,7 +366,7 @@ def test_user_errors_of_another_import(
     assert "out: has answers.jsonl, which the import would remove; move it, or give another output" in line()
     (OUT / "answers.jsonl").unlink()
     (OUT / "corpus.jsonl").write_text("")
-    assert "corpus.jsonl: has 0 bytes instead of" in line()
+    assert "corpus.jsonl: is incomplete: 0 bytes instead of" in line()
     Path("made").mkdir()
     Path("made", MANIFEST).write_text('{"format": 1, "files": {}, "meta": {"kind": "index"}}')
     assert "made: was not written by `raytriever import`; give another output" in line(output="made")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from processes import free_port
 
 from raytriever.core.errors import ConfigError, StorageError, UserError
 from raytriever.core.masking import masked
@@ -272,17 +273,18 @@ def test_another_file_is_no_database_and_is_not_changed(tmp_path: Path) -> None:
     assert file.read_text() == "dear diary, today I trained"
 
 
-def test_a_stopped_server_is_reported(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed_port = free_port()
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     line = refusal(f"http://user:hushhush@127.0.0.1:{closed_port}")
     assert f"MLflow does not answer (Connection refused at 127.0.0.1:{closed_port}); start the server, or" in line
     assert "hushhush" not in line
 
 
-def test_a_server_behind_a_proxy_is_not_checked(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_behind_a_proxy_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.delenv("no_proxy", raising=False)
-    check_uri(f"http://tracking.example:{closed_port}")
+    check_uri(f"http://tracking.example:{free_port()}")
 
 
 def test_an_existing_and_a_new_database_are_accepted(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def _score(
             if len(bad):
                 query, document = dataset.queries.ids[queries[bad[0]]], dataset.documents.ids[documents[bad[0]]]
                 what = f"{len(bad)} of {len(some)} scores are not finite"
-                what += f", the first of query {query!r} and document {document!r}"
+                what += f", the first is of query {query!r} and document {document!r}"
                 remedy = f"try {setting('precision')} fp32, or another cross-encoder"
                 raise ModelError(what, str(teacher.directory), remedy)
             scores[rows] = some

@@ -128,7 +128,7 @@ def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda file: file.unlink(), "is missing, though"),
-        (lambda file: file.write_text("on"), "has 2 bytes instead of 3"),
+        (lambda file: file.write_text("on"), "is incomplete: 2 bytes instead of 3"),
         (lambda file: file.write_text("two"), "has changed: its SHA-256"),
     ],
 )

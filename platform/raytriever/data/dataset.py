@@ -215,8 +215,8 @@ class NegativeRows:
     scores: Float32[ndarray, " rows"]
 
 
-def positions_of_run_files(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
-    """Return concatenated runs of positions. Run i has `counts[i]` positions, the first is `starts[i]`."""
+def positions_of_slices(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
+    """Return the positions of concatenated slices. Slice i begins at `starts[i]` and has `counts[i]` positions."""
     return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from raytriever.data.dataset import Positives, positions_of_run_files
+from raytriever.data.dataset import Positives, positions_of_slices
 from raytriever.data.sampling.batch_order import Epoch, Order, Stream
 
 # Number of waiting examples that are tried for each slot of a batch. More would be slow if documents repeat often.
@@ -64,7 +64,7 @@ def shared(order: Order, positives: Positives, steps: range) -> int:
         return 0
     items = np.concatenate([order.batch(step) for step in steps])
     counts = np.diff(positives.offsets)[items]
-    documents = positives.documents[positions_of_run_files(positives.offsets[items], counts)]
+    documents = positives.documents[positions_of_slices(positives.offsets[items], counts)]
     owners = np.repeat(np.arange(len(items)), counts)
     # True for each occurrence of a document in a batch, except the first one.
     again = np.ones(len(owners), bool)

@@ -30,7 +30,7 @@ from numpy import ndarray
 from raytriever.core.errors import ConfigError, DataError, setting
 from raytriever.core.unknown_names import check_known
 from raytriever.data.combine_datasets import starts_of
-from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_run_files
+from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_slices
 from raytriever.data.hard_negatives import NegativesTable
 from raytriever.data.hashed_ids import NO_COPIES, Copies
 from raytriever.data.records_and_bad_rows import ORIGINS, SOURCES
@@ -141,7 +141,7 @@ class Examples:
         offsets, documents = self._known
         starts = offsets[examples]
         counts = offsets[examples + 1] - starts
-        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_run_files(starts, counts)]
+        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_slices(starts, counts)]
 
     def sampled_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
@@ -239,7 +239,7 @@ class Examples:
         starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
         counts = ends - starts
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return offsets, pairs[positions_of_run_files(starts, counts)] % size
+        return offsets, pairs[positions_of_slices(starts, counts)] % size
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:

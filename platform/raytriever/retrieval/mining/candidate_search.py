@@ -18,7 +18,7 @@ from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.core.errors import ModelError, setting
-from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_run_files
+from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_slices
 from raytriever.data.hashed_ids import key_of, keys_of, normalize
 from raytriever.data.records_and_bad_rows import ORIGINS
 from raytriever.data.sampling.batch_order import words
@@ -249,7 +249,7 @@ class MiningInputs:
             counts = np.diff(self.positives.offsets)[similar]
             row, column = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(similar.shape))
             starts = self.positives.offsets[similar].ravel()
-            found = self.positives.documents[positions_of_run_files(starts, counts.ravel())]
+            found = self.positives.documents[positions_of_slices(starts, counts.ravel())]
             documents, scores = _tabulate(row, found, scores[row, column], len(similar))
             # One document may be a positive of many queries, so search deeper until every query has enough documents.
             if k >= len(queries) or (documents.shape[1] >= wanted and (documents[:, wanted - 1] >= 0).all()):
@@ -291,7 +291,7 @@ def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> C
     first = np.sort(np.unique(pairs, return_index=True)[1])
     row, documents, scores = row[first], documents[first], scores[first]
     counts = np.bincount(row, minlength=rows)
-    column = positions_of_run_files(np.zeros_like(counts), counts)
+    column = positions_of_slices(np.zeros_like(counts), counts)
     document_table = np.full((rows, int(counts.max(initial=0))), -1, dtype=np.int64)
     score_table = np.full(document_table.shape, np.nan, dtype=np.float32)
     document_table[row, column], score_table[row, column] = documents, scores

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset, positions_of_run_files
+from raytriever.data.dataset import RetrievalDataset, positions_of_slices
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # `kept`, then the reasons why a candidate is not a negative. A verdict is an index into this list. `ExcludedDocuments`
@@ -109,7 +109,7 @@ class ExcludedDocuments:
     def reasons_of(self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block columns"]) -> Verdicts:
         """Return the reason why each document is excluded for its query; `KEPT` for others and for the document -1."""
         counts = self.counts[rows]
-        own = positions_of_run_files(self.offsets[rows], counts)
+        own = positions_of_slices(self.offsets[rows], counts)
         if not len(own) or not documents.size:
             return np.zeros(documents.shape, np.int8)
         size = max(int(self.documents[own].max()), int(documents.max())) + 2  # no document has the number size - 1
@@ -139,7 +139,7 @@ def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray
     ordered = groups[order]
     starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
     rows = np.repeat(np.arange(len(wanted)), ends - starts)
-    return rows, values[order[positions_of_run_files(starts, ends - starts)]]
+    return rows, values[order[positions_of_slices(starts, ends - starts)]]
 
 
 def initial_verdicts(

@@ -222,7 +222,7 @@ def test_an_actor_that_always_dies_is_a_user_error(
     thread = threading.Thread(target=kill_all)
     thread.start()
     try:
-        with pytest.raises(ConfigError, match="a search actor died 4 times; its shards") as caught:
+        with pytest.raises(ConfigError, match="a search actor died 4 times; shards or queries") as caught:
             ActorPool(1, 1).search(store, questions(3), 50, np.arange(STORED))
     finally:
         ended.set()

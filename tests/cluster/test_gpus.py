@@ -62,6 +62,63 @@ SUPPORT = Path(__file__).parents[1] / "support"
 GPUS = 2
 
 
+@pytest.fixture
+def one_gpu() -> Iterator[None]:  # its tests come first: `records` keeps its session to the end of the module
+    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def meet(config: dict[str, Any]) -> None:
+    """Report the GPUs that the trial sees after four trials run at the same time."""
+    folder = Path(config["folder"])
+    (folder / str(config["number"])).touch()
+    end = time.monotonic() + 60
+    while len(list(folder.iterdir())) < 4 and time.monotonic() < end:
+        time.sleep(0.05)
+    tune.report({"met": len(list(folder.iterdir())), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
+
+
+def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    gpus = gpus_each("trial_gpus", 0.25)
+    assert count_slots(1, gpus) == 4
+    assert count_slots(1, gpus_each("trial_gpus", None)) == count_slots(1, gpus_each("trial_gpus", 0.6)) == 1
+    (tmp_path / "trials").mkdir()
+    results = tune.Tuner(
+        tune.with_resources(meet, tune.PlacementGroupFactory([resources_of_trial(1, gpus)])),
+        param_space={"number": tune.grid_search([0, 1, 2, 3]), "folder": str(tmp_path / "trials")},
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "state"), verbose=0),
+    ).fit()
+    assert [(result.metrics["met"], result.metrics["gpus"]) for result in results] == [(4, "0")] * 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path) -> None:
+    job = TrainingJob(config=Config(), datasets=(), negatives=None, total_steps=2, folder=tmp_path)
+    with pytest.raises(ClusterError) as raised:
+        train_on_cluster(job, [].append)
+    assert str(raised.value).startswith(
+        "the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't have N"
+    )
+    assert "\n" not in str(raised.value)
+
+
+def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
+    ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    try:
+        with pytest.raises(ConfigError, match="trial_gpus: the cluster has no GPU"):
+            gpus_each("trial_gpus", 0.5)
+    finally:
+        ray.shutdown()
+    several = override(Config(), {"training": {"num_workers": "2"}})
+    with pytest.raises(ConfigError, match="trial_gpus: applies only to trials with one worker"):
+        plan_sweep(several, SearchConfig(trial_gpus=0.5))
+    for wrong in (0.0, 1.5):
+        with pytest.raises(ConfigError, match="is out of range"):
+            check_options(SearchConfig(trial_gpus=wrong))
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A session of one node with two declared GPUs, and the folder of the records of its processes."""
@@ -266,60 +323,3 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
     monkeypatch.setattr("raytriever.cluster.gpus_and_placement.count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="the cluster has no GPU"):
         choose_actor_pool(config)
-
-
-@pytest.fixture
-def one_gpu() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-def meet(config: dict[str, Any]) -> None:
-    """Report the GPUs that the trial sees after four trials run at the same time."""
-    folder = Path(config["folder"])
-    (folder / str(config["number"])).touch()
-    end = time.monotonic() + 60
-    while len(list(folder.iterdir())) < 4 and time.monotonic() < end:
-        time.sleep(0.05)
-    tune.report({"met": len(list(folder.iterdir())), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
-
-
-def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
-    gpus = gpus_each("trial_gpus", 0.25)
-    assert count_slots(1, gpus) == 4
-    assert count_slots(1, gpus_each("trial_gpus", None)) == count_slots(1, gpus_each("trial_gpus", 0.6)) == 1
-    (tmp_path / "trials").mkdir()
-    results = tune.Tuner(
-        tune.with_resources(meet, tune.PlacementGroupFactory([resources_of_trial(1, gpus)])),
-        param_space={"number": tune.grid_search([0, 1, 2, 3]), "folder": str(tmp_path / "trials")},
-        run_config=tune.RunConfig(storage_path=str(tmp_path / "state"), verbose=0),
-    ).fit()
-    assert [(result.metrics["met"], result.metrics["gpus"]) for result in results] == [(4, "0")] * 4
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path) -> None:
-    job = TrainingJob(config=Config(), datasets=(), negatives=None, total_steps=2, folder=tmp_path)
-    with pytest.raises(ClusterError) as raised:
-        train_on_cluster(job, [].append)
-    assert str(raised.value).startswith(
-        "the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't have N"
-    )
-    assert "\n" not in str(raised.value)
-
-
-def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
-    ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    try:
-        with pytest.raises(ConfigError, match="trial_gpus: the cluster has no GPU"):
-            gpus_each("trial_gpus", 0.5)
-    finally:
-        ray.shutdown()
-    several = override(Config(), {"training": {"num_workers": "2"}})
-    with pytest.raises(ConfigError, match="trial_gpus: applies only to trials with one worker"):
-        plan_sweep(several, SearchConfig(trial_gpus=0.5))
-    for wrong in (0.0, 1.5):
-        with pytest.raises(ConfigError, match="is out of range"):
-            check_options(SearchConfig(trial_gpus=wrong))

@@ -152,7 +152,7 @@ CASES = of_area(
     resealed("texts as pickled objects", TRAIN, "prepared", arrow(f"{DOCUMENTS}.arrow", pickled("text"))),
     resealed("an Arrow file of fewer rows", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.slice(9))),
     resealed("a store of NaN", STORE, "store", array("store/*/000000.embeddings.npy", not_a_number)),
-    Case("a store of no dimension", STORE, "its rows, dimension", (of_meta("store", dim=0),)),
+    Case("a store of no dimension", STORE, "the number of rows, dimension", (of_meta("store", dim=0),)),
     resealed("a store of fewer rows", STORE, "store", array("store/*/000000.embeddings.npy", lambda a: a[:9])),
     resealed("an index whose ANN index is cut", INDEX, "index", cut("index/ann_index/index.faiss", 500)),
     resealed("negatives as pickled objects", NEGATIVES, "negatives", parquet(f"negatives/{PART}", pickled("query"))),

@@ -74,8 +74,8 @@ READERS = {
 
 CASES = of_area(
     "files",
-    corpus("no corpus", "letters: no corpus.jsonl or corpus.jsonl.gz", removed(CORPUS)),
-    corpus("no queries", "letters: no queries.jsonl", removed("letters/queries.jsonl")),
+    corpus("no corpus", "letters: has no corpus.jsonl or corpus.jsonl.gz", removed(CORPUS)),
+    corpus("no queries", "letters: has no queries.jsonl", removed("letters/queries.jsonl")),
     corpus("a folder of judgements that is empty", "", removed("letters/qrels"), folder("letters/qrels")),
     corpus("a corpus of no bytes", "has no rows: the file is empty", write(CORPUS, b"")),
     corpus("a corpus of NULs", "not JSON (Expecting value at column 1)", write(CORPUS, bytes(4096))),
@@ -110,7 +110,7 @@ CASES = of_area(
     ),
     other(
         "an object of a hundred thousand fields",
-        "set: in no known format",
+        "set: is in no known format",
         rows("set/train.jsonl", {f"field{i}": i for i in range(100_000)}),
     ),
     other("an array nested deeply", "the JSON array is cut off after row 0", write("set/train.json", "[" * 100_000)),

@@ -118,6 +118,6 @@ CASES = of_area(
         "train --dataset letters --model model --output results",
         "output results: is not empty and holds no run",
     ),
-    Case("a run as prepared data", "encode --dataset run --model model --output out", "run: in no known format"),
+    Case("a run as prepared data", "encode --dataset run --model model --output out", "run: is in no known format"),
     Case("a checkpoint as model", f"search is --dataset letters --model {CHECKPOINT}", code=0),
 )

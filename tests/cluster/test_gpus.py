@@ -63,7 +63,9 @@ GPUS = 2
 
 
 @pytest.fixture
-def one_gpu() -> Iterator[None]:  # its tests come first: `records` keeps its session to the end of the module
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Ray's workers import this file. Its tests come first: the session of `records` lasts to the end of the module.
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
@@ -98,9 +100,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path
     job = TrainingJob(config=Config(), datasets=(), negatives=None, total_steps=2, folder=tmp_path)
     with pytest.raises(ClusterError) as raised:
         train_on_cluster(job, [].append)
-    assert str(raised.value).startswith(
-        "the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't have N"
-    )
+    assert str(raised.value).startswith("the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't")
     assert "\n" not in str(raised.value)
 
 

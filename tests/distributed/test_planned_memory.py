@@ -19,7 +19,6 @@ from memory_worker import BUCKET, CHUNK, CONFIG, TEXTS, TOKENS
 from process_group import run_group
 
 WORKERS = 2
-TOLERANCE = 0.1
 
 
 @pytest.mark.slow
@@ -28,9 +27,11 @@ TOLERANCE = 0.1
 def test_a_worker_holds_what_was_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_of_states, "ZERO_BUCKET", BUCKET)
     encoder = SimulatedEncoder(encoder_of(CONFIG, ModelConfig(), "meta"), "cuda", "fp32")
-    fraction = WorkerTexts(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
-    parts = memory_plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), fraction).parts(CHUNK)
+    texts = WorkerTexts(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
+    parts = memory_plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), texts).parts(CHUNK)
+    # A worker of FSDP2 may free the weights of a layer before or after it gathers those of the next.
+    lowest = 0.8 if strategy == "fsdp2" else 0.9
     for worker in run_group(Path(__file__).with_name("memory_worker.py"), WORKERS, strategy):
-        assert worker["within"] == pytest.approx(parts.total, rel=TOLERANCE), parts
+        assert lowest <= worker["within"] / parts.total <= 1.1, parts
         if strategy in ("zero1", "zero2"):
             assert worker["between"] == pytest.approx(parts.weights + parts.optimizer, rel=0.01)

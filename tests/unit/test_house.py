@@ -37,7 +37,6 @@ LINUX_ONLY = {
 }
 
 
-# Faults that no module has, by the function of `house` that finds them.
 FAULTS = "crowded_folders shared_prefixes dialect vague_loops relative_docstrings repeated_class_names flag_literals"
 
 

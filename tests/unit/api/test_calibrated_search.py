@@ -361,9 +361,9 @@ def test_the_calibration_of_a_prepared_data_set_is_named_by_its_file(
     calibrated: Calibrated, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The prepared data set remembers the name `letters`, and the evaluation calls it by its folder.
-    words = ["--dataset", str(calibrated.letters), "--model", str(tiny_encoder), "--output", "prepared"]
-    assert run("prepare", words) == 0
-    capsys.readouterr()
+    data = ["--dataset", str(calibrated.letters)]
+    assert run("prepare", [*data, "--model", str(tiny_encoder), "--output", "prepared"]) == 0
     evaluate(["bm25"], ["prepared"], ["f1"], Path("results"))
-    [file] = Path("results/calibration/bm25").iterdir()
-    assert f"{file}: threshold" in capsys.readouterr().err
+    assert "results/calibration/bm25/prepared.json: threshold" in capsys.readouterr().err
+    evaluate(["bm25"], ["prepared", calibrated.letters], ["f1"], Path("both"))
+    assert "so those of 2 data sets are in both/calibration" in capsys.readouterr().err

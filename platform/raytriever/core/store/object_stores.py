@@ -1,6 +1,6 @@
 """Requests about one object of a store. A request that gets no answer is retried for minutes.
 
-A path below COPIES stands for an object, even if there is no copy (`remote_folders`). `pyarrow.fs` reads and writes
+A path below COPIES names an object, even if there is no copy (`remote_folders`). `pyarrow.fs` reads and writes
 the stores. Credentials, region and endpoint come from the usual environment variables."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def copies_folder() -> Path:
 
 
 def address_of(path: Path | str) -> str | None:
-    """Return the URI for which a path of a local copy stands; None for any other path."""
+    """Return the URI of which a path is the local copy; None for any other path."""
     below = inside(path)
     if below is None or len(below) < 2:
         return None

@@ -8,7 +8,7 @@ and `llm` use one source. `human-first` makes mixed groups: first a human positi
 a positive for the first place is not an example.
 
 Known documents of a query never become its negatives. They are its relevant documents from all sources, those of equal
-queries, and all copies of these documents (`data.hashed_ids`). In arrays, the first of equal documents stands for all.
+queries, and all copies of these documents (`data.hashed_ids`). In arrays, the first of equal documents represents all.
 
 The negatives of every group follow the fractions by origin as closely as whole numbers allow. Of n negatives, an origin
 gets floor or ceil of n times its fraction, sampled so that the expectation is exact, even for n = 1. For this, the

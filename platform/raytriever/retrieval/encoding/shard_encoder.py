@@ -65,9 +65,8 @@ class SideTexts:
                 self._fits = self._token_digest == tokenization.digest
             if self._fits:
                 is_common = self.side == "passage" and TITLE not in prompt
-                return self._tokens.take(np.array(rows, np.int64)), prompt if is_common else self._prompted(
-                    rows, prompt
-                )[1]
+                own = prompt if is_common else self._prompted(rows, prompt)[1]
+                return self._tokens.take(np.array(rows, np.int64)), own
         texts, own = self._prompted(rows, prompt)
         return retriever.contents(texts, self.side, own), own
 
